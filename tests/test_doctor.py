@@ -75,6 +75,10 @@ def test_doctor_says_which_adapters_can_be_used(monkeypatch: pytest.MonkeyPatch)
     assert doctor.host_state("trl") == f"{trl.__version__}: bestofk.adapters.trl"
     monkeypatch.setattr(doctor, "version_of", lambda name: "1.9.3")
     assert doctor.host_state("trl").startswith("too old: 1.9.3, bestofk.adapters.trl needs 1.10")
+    oldest = ".".join(map(str, doctor.HOSTS["trl"][2]))
+    root = Path(__file__).parents[1]
+    assert f'trl = ["trl>={oldest}"]' in (root / "pyproject.toml").read_text()
+    assert f"TRL ≥ {oldest};" in (root / "docs" / "adapters" / "trl.md").read_text()
     monkeypatch.setitem(doctor.HOSTS, "nobody_has_this", ("N", "bestofk.adapters.n", (1,)))
     assert doctor.host_state("nobody_has_this") == "not installed"
 

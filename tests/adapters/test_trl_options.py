@@ -239,9 +239,9 @@ def test_trls_ratio_on_the_kl_is_switched_off_with_several_exact_steps_and_said(
 
 
 def test_an_older_trl_is_an_error_that_names_the_one_to_install():
-    with pytest.raises(ValueError, match=r"needs TRL 1.8 or newer, .* TRL 0.24.0: .*'trl>=1.8'"):
-        check_version("TRL", "0.24.0", (1, 8))
-    check_version("TRL", "1.8.0.dev1", (1, 8))
+    with pytest.raises(ValueError, match=r"needs TRL 1.10 or newer, .* TRL 1.9.3: .*'trl>=1.10'"):
+        check_version("TRL", "1.9.3", (1, 10))
+    check_version("TRL", "1.10.0.dev1", (1, 10))
 
 
 def test_the_logged_k_are_powers_of_two_and_the_objectives_own():

@@ -24,7 +24,7 @@ from adapters.trl_runs import (
     with_environment,
 )
 from bestofk.adapters.trl import BestOfKMixin
-from bestofk.adapters.trl.grpo_rows import combined
+from bestofk.adapters.trl.grpo_rows import combined, mean_entropy
 from bestofk.learning import Learner
 from bestofk.models import load
 from bestofk.models.load import find
@@ -256,7 +256,7 @@ def test_tokens_of_an_environment_are_not_the_policys(tmp_path):
     for batch in run._buffered_inputs:
         rows = zip(batch["completion_ids"], batch["completion_mask"])
         wanted = [known[tuple(ids[mask.bool()].tolist())] for ids, mask in rows]
-        np.testing.assert_allclose(run._entropy(batch), wanted, rtol=1e-4)
+        np.testing.assert_allclose(mean_entropy(run, batch), wanted, rtol=1e-4)
     weights = bestofk.advantages(judge.rewards(8), text, entropy=np.reshape(own, (2, 8)))
     np.testing.assert_allclose(run._logs["advantages"], weights.reshape(-1), rtol=1e-5, atol=1e-6)
 

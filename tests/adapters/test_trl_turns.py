@@ -237,6 +237,17 @@ def test_an_environment_that_gets_its_problem_from_the_row_forms_groups(tmp_path
     assert_exact(run, inner, rewards)
 
 
+def drawn_by(source, secrets):
+    """The prompt tokens and the trajectory of each sample that our own sampler draws."""
+    asked = [
+        Prompt(text, ({"role": "user", "content": text},), "t", {"secret": secret})
+        for text, secret in zip(QUESTIONS, secrets, strict=True)
+    ]
+    sampling = Sampling(samples_per_prompt=N, max_new_tokens=512)
+    groups = source.sample(asked, seed=0, sampling=sampling)
+    return [(group.prompt_tokens, each) for group in groups for each in group.trajectories]
+
+
 def test_the_same_class_gives_the_same_trajectories_and_advantages_as_bestofk_train(tmp_path):
     """Token for token, with the same script: prompts, own tokens, rewards, advantages."""
     secrets = [7, 2]
@@ -265,13 +276,7 @@ def test_the_same_class_gives_the_same_trajectories_and_advantages_as_bestofk_tr
     script.tokenizer = chat_model()[1]
     script.ends = frozenset({script.tokenizer.eos_token_id})
     source = TurnSampler(script, as_environment(Guess), TurnLimits(), model="m")
-    asked = [
-        Prompt(text, ({"role": "user", "content": text},), "t", {"secret": secret})
-        for text, secret in zip(QUESTIONS, secrets, strict=True)
-    ]
-    sampling = Sampling(samples_per_prompt=N, max_new_tokens=512)
-    groups = source.sample(asked, seed=0, sampling=sampling)
-    ours = [(group.prompt_tokens, each) for group in groups for each in group.trajectories]
+    ours = drawn_by(source, secrets)
     for (prompt, each), (asked_ids, ids, own) in zip(ours, rows_of(run), strict=True):
         assert list(prompt) == asked_ids.tolist()
         assert each.tokens.tolist() == ids.tolist()
@@ -328,13 +333,7 @@ def test_an_environment_that_is_called_runs_in_trl_as_in_bestofk_train(tmp_path)
         (start.tolist(), ids.tolist(), own.tolist(), [-1.0] * len(ids)) for start, ids, own in rows
     ]
     source = TurnSampler(Replay(drawn, tokenizer), as_environment(Hints), TurnLimits(), model="m")
-    asked = [
-        Prompt(text, ({"role": "user", "content": text},), "t", {"secret": secret})
-        for text, secret in zip(QUESTIONS, secrets, strict=True)
-    ]
-    sampling = Sampling(samples_per_prompt=N, max_new_tokens=512)
-    groups = source.sample(asked, seed=0, sampling=sampling)
-    ours = [(group.prompt_tokens, each) for group in groups for each in group.trajectories]
+    ours = drawn_by(source, secrets)
     for (prompt, each), (asked_ids, ids, own), (_, said) in zip(ours, rows, judged, strict=True):
         assert list(prompt) == asked_ids.tolist()
         assert each.tokens.tolist() == ids.tolist()

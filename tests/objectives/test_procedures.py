@@ -617,3 +617,39 @@ def test_a_vote_without_baseline_keeps_its_digits_where_the_ratios_are_worlds_ap
         got = advantages(rewards, f"maj@{k}:none", answers=answers, log_ratio=logs)
         expected = by_definition(worth, np.exp(logs), k, "none")
         np.testing.assert_allclose(got, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("select@2", {}),
+        ("maj@2", {}),
+        ("retry@3", {"price": 0.3}),
+        ("retry@2:tokens:none", {"price": 0.1}),
+        ("subsets@2", {"sets": 4, "value": lambda rewards, scores, answers: rewards.max()}),
+        ("subsets@2", {"sets": 4, "control": "max", "value": lambda rewards, *_: rewards.min()}),
+    ],
+)
+def test_samples_of_several_policies_have_the_update_of_samples_of_one(text, options):
+    """Over all draws of four samples, each of its own policy and with its own weight."""
+    now = np.array([0.5, 0.3, 0.2])
+    old = np.array([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3], [0.6, 0.3, 0.1], [0.3, 0.3, 0.4]])
+    draws = np.array(list(product(range(3), repeat=4)))
+    chance = np.prod(old[np.arange(4), draws], axis=1)
+    columns: dict[str, Any] = {
+        "scores": np.array([1.0, 0.0, 2.0])[draws],
+        "tokens": np.array([3.0, 1.0, 5.0])[draws],
+        "answers": draws,
+        "log_ratio": np.log(now)[draws] - np.log(old)[np.arange(4), draws],
+    }
+
+    def update(alpha):
+        weights = objective(text, **options)(
+            np.array([0.0, 1.0, 0.4])[draws], sample_weights=alpha, **columns
+        )
+        scores = np.eye(3)[draws] - now
+        return np.einsum("d,di,dia->a", chance, weights, scores) / 4
+
+    weighted, plain = update(np.array([1.0, 0.3, 0.6, 2.0])), update(None)
+    np.testing.assert_allclose(weighted, plain, atol=1e-14)
+    assert np.abs(plain).max() > 0.05

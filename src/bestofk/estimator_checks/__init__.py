@@ -91,15 +91,15 @@ def conformance(
         raise ValueError(f"kind is 'numpy', 'torch', 'list' or None (try them all), got {kind!r}")
     if kind == "torch":
         import torch  # noqa: F401  (tensors are made from the loaded module)
-    chosen = procedure_of(fn, procedure, options)
+    if isinstance(fn, str):
+        fn = objective(fn, **options)
+    chosen = procedure_of(fn, procedure)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # the function's own; what it returns is what counts
         clock = Clock(seconds, (lambda _: None) if quiet else _to_standard_error)
         if chosen is not None:
             result = judge_procedure(fn, chosen, k, n, off_policy, name, kind, seed, clock, options)
         else:
-            if options:
-                fn = objective(fn, **options) if isinstance(fn, str) else fn
             result = judge(fn, k, n, off_policy, name, kind, seed, clock)
     if not quiet:
         print(result, file=file or sys.stdout)

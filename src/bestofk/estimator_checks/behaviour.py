@@ -47,7 +47,7 @@ def _numbers(values: np.ndarray) -> str:
     return "[" + ", ".join(f"{value:.3g}" for value in values + 0.0) + "]"
 
 
-def _tried(
+def tried(
     estimator: JudgedFunction, rewards: np.ndarray, *, moved: bool = False
 ) -> np.ndarray | Exception:
     """Advantages of a group, or what it raised; `moved` gives off-policy functions ratios ≠ 1."""
@@ -66,7 +66,7 @@ def by_count(estimator: JudgedFunction, n: int) -> tuple[tuple[float, float], ..
     table = []
     for c in range(n + 1):
         rewards = _group(n, c)
-        advantages = _tried(estimator, rewards)
+        advantages = tried(estimator, rewards)
         if isinstance(advantages, Exception):
             advantages = np.full(n, np.nan)
         right, wrong = advantages[rewards == 1], advantages[rewards == 0]
@@ -95,12 +95,12 @@ def counts(estimator: JudgedFunction, k: int, n: int) -> list[Finding]:
     """c = 0, c = n, and fewer than k wrong samples, where every k-set succeeds."""
     even = "though the samples do not differ"
     result = [
-        _no_contrast("none is right", even)("c = 0", _tried(estimator, _group(n, 0), moved=True)),
-        _no_contrast("all are right", even)("c = n", _tried(estimator, _group(n, n), moved=True)),
+        _no_contrast("none is right", even)("c = 0", tried(estimator, _group(n, 0), moved=True)),
+        _no_contrast("all are right", even)("c = n", tried(estimator, _group(n, n), moved=True)),
     ]
     if 1 < k < n or (k == n and n > 2):
         judge = _no_contrast(f"{k - 1} < k are wrong", "though every k-set has a success")
-        result.append(judge("N_neg < k", _tried(estimator, _group(n, n - k + 1), moved=True)))
+        result.append(judge("N_neg < k", tried(estimator, _group(n, n - k + 1), moved=True)))
     return result
 
 
@@ -112,7 +112,7 @@ def too_few(estimator: JudgedFunction, k: int, n: int, own_k: bool) -> list[Find
     """
     if k < 2:
         return []
-    advantages = _tried(estimator, _group(k - 1, 1))
+    advantages = tried(estimator, _group(k - 1, 1))
     if isinstance(advantages, Exception):
         names = all(str(number) in str(advantages) for number in (k, k - 1))
         text = "raises" + (" and names both numbers" if names else f": {described(advantages, 90)}")
@@ -171,7 +171,7 @@ def ties(estimator: JudgedFunction, n: int, real: bool) -> list[Finding]:
     if real:
         rewards = np.array([0.2, 0.2, 0.9, 0.9, *np.linspace(0.3, 0.7, n)])[:n]
         rewards = rewards if n > 3 else np.array([0.2, 0.9, 0.9])
-    advantages = _tried(estimator, rewards)
+    advantages = tried(estimator, rewards)
     if isinstance(advantages, Exception):
         return [Finding("ties", "bad", f"raises on {_numbers(rewards)}: {described(advantages)}")]
     spread = max(np.ptp(advantages[rewards == level]) for level in np.unique(rewards))
@@ -188,10 +188,10 @@ def ties(estimator: JudgedFunction, n: int, real: bool) -> list[Finding]:
 def padding(estimator: JudgedFunction, n: int) -> list[Finding]:
     """A dead sample (NaN reward) beside n live ones must not count."""
     alive = _group(n, 1)
-    alone = _tried(estimator, alive)
+    alone = tried(estimator, alive)
     if estimator.takes_live:
         return _masked(estimator, alive, alone)
-    padded = _tried(estimator, np.append(alive, np.nan))
+    padded = tried(estimator, np.append(alive, np.nan))
     if isinstance(alone, Exception):
         return []
     if isinstance(padded, Exception):
@@ -206,7 +206,7 @@ def padding(estimator: JudgedFunction, n: int) -> list[Finding]:
             return [Finding("padding", "ok", text)]
         status: Status = "note" if np.isnan(dead) else "bad"  # NaN cannot stay unseen
         return [Finding("padding", status, f"{text}, but the dead sample gets {dead:.3g}, not 0")]
-    zero = _tried(estimator, np.append(alive, 0.0))
+    zero = tried(estimator, np.append(alive, 0.0))
     like = " as a sample with reward 0" if not isinstance(zero, Exception) else ""
     like = like if like and _same(live, np.asarray(zero)[:n]) else ""
     return [Finding("padding", "bad", f"a NaN reward counts in n{like}: live advantages change")]
@@ -232,11 +232,11 @@ def numbers(estimator: JudgedFunction, n: int) -> list[Finding]:
     """Integer and boolean rewards must be read as 0 and 1; the input must survive."""
     result = []
     floats = _group(n, 1)
-    expected = _tried(estimator, floats)
+    expected = tried(estimator, floats)
     if isinstance(expected, Exception):
         return []
     for name, kind in (("integers", np.int64), ("booleans", np.bool_)):
-        advantages = _tried(estimator, floats.astype(kind))
+        advantages = tried(estimator, floats.astype(kind))
         if isinstance(advantages, Exception):
             text = f"raises on {name}: {described(advantages, 90)}"
             result.append(Finding(name, "note", text))
@@ -256,7 +256,7 @@ def shift_and_scale(estimator: JudgedFunction, n: int) -> list[Finding]:
     """How advantages answer r + 10 and 3 r."""
     rewards = distinct(n)
     plain, shifted, scaled = (
-        _tried(estimator, r, moved=True) for r in (rewards, rewards + 10, 3 * rewards)
+        tried(estimator, r, moved=True) for r in (rewards, rewards + 10, 3 * rewards)
     )
     if any(isinstance(each, Exception) for each in (plain, shifted, scaled)):
         return []
@@ -290,7 +290,7 @@ def _clipping(
 ) -> Finding:
     """Advantages that are linear up to some size of rewards and not beyond: a clipped reward."""
     for size in (10.0, 100.0, 10_000.0):
-        grown = _tried(estimator, size * rewards, moved=True)
+        grown = tried(estimator, size * rewards, moved=True)
         if isinstance(grown, Exception) or not _same(grown / size, plain, 1e-4):
             text = (
                 f"advantages grow with the rewards up to a best of {first * rewards.max():.3g} and "

@@ -6,24 +6,23 @@ that is wanted is a finite sum too, and owes nothing to the formulas of the libr
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bestofk.messages import unknown
-from bestofk.objectives import Objective, objective
+from bestofk.objectives import Objective
 
 from .behaviour import Finding
-from .calling import CannotCall, Clock, Kind, _given, _taken, described
-from .fits import EXACT, Case, case, fit
-from .policies import OUTCOMES, SPREADS, Outcomes, TabularPolicy, _moved, all_outcomes
-from .verdict import Conformance
+from .calling import CannotCall, Clock, JudgedFunction, Kind, described, find_out, given, name_of
+from .fits import EXACT, Case, case_of_calls, fit
+from .policies import OUTCOMES, SPREADS, TabularPolicy, _moved, all_outcomes
+from .verdict import Conformance, drifting, sentence, unusable
 
 MOST_DRAWS = 300_000
 """Ordered draws of k answers that are enumerated for the gradient."""
@@ -69,51 +68,38 @@ def _subsets(draw: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> floa
     return float(options["value"](draw["rewards"], draw["scores"], draw["answers"]))
 
 
-def _maj(rule: str) -> Worth:
-    return lambda draw, options: _vote(draw, options, rule)
-
-
+RULES = ("", "ties-wrong", "ties-count", "weighted", "weighted:ties-wrong", "weighted:ties-count")
 DEFINITIONS: dict[str, tuple[Worth, tuple[str, ...]]] = {
     "select@k": (_select, ("scores",)),
     "select@k:soft": (_soft, ("scores",)),
     "retry@k": (_retry, ()),
-    "retry@k:tokens": (lambda draw, options: _retry(draw, options, "tokens"), ("tokens",)),
-    "maj@k": (_maj(""), ("answers",)),
-    "maj@k:ties-wrong": (_maj("wrong"), ("answers",)),
-    "maj@k:ties-count": (_maj("count"), ("answers",)),
-    "maj@k:weighted": (_maj("weighted"), ("answers", "scores")),
-    "maj@k:weighted:ties-wrong": (_maj("weighted wrong"), ("answers", "scores")),
-    "maj@k:weighted:ties-count": (_maj("weighted count"), ("answers", "scores")),
+    "retry@k:tokens": (partial(_retry, cost="tokens"), ("tokens",)),
+    **{
+        f"maj@k:{rule}".strip(":"): (
+            partial(_vote, rule=rule),
+            ("answers", "scores") if "weighted" in rule else ("answers",),
+        )
+        for rule in RULES
+    },
     "subsets@k": (_subsets, ("scores", "answers")),
 }
 """What k draws are worth, and what the estimator gets beside rewards, as keyword arguments."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A few answers with all that a procedure may look at."""
-
-    label: str
-    columns: Mapping[str, np.ndarray]
-
-
-SETTINGS = tuple(
-    Setting(
-        label,
-        {
-            "rewards": np.array(rewards),
-            "scores": np.array(scores),
-            "answers": np.array(answers),
-            "tokens": np.array([3.0, 8.0, 1.0, 20.0]),
-        },
-    )
+Columns: TypeAlias = Mapping[str, np.ndarray]
+"""All that a procedure may look at, of each of a few answers."""
+SETTINGS: dict[str, Columns] = {
+    label: {
+        "rewards": np.array(rewards),
+        "scores": np.array(scores),
+        "answers": np.array(answers),
+        "tokens": np.array([3.0, 8.0, 1.0, 20.0]),
+    }
     for label, rewards, scores, answers in (
         ("0/1, scores tie", [0.0, 1.0, 0.0, 1.0], [2.0, 1.0, 3.0, 2.0], [0, 1, 2, 1]),
         ("0/1, the best-scored is wrong", [1.0, 0.0, 1.0, 0.0], [1.0, 4.0, 2.0, 0.0], [0, 1, 2, 3]),
         ("real, scores tie", [0.0, 1.0, 0.4, 0.0], [2.0, 1.0, 2.0, 1.0], [0, 1, 2, 0]),
         ("real, all differ", [-0.3, 1.2, 0.4, 0.1], [0.0, 1.0, 2.0, 3.0], [0, 1, 2, 3]),
     )
-)
+}
 
 
 @dataclass(frozen=True)
@@ -130,25 +116,24 @@ class Deployed(TabularPolicy):
         return np.asarray(values @ (counts - k * self.probabilities))
 
 
-def procedure_of(fn: Any, stated: str | None, options: Mapping[str, Any]) -> str | None:
+def procedure_of(fn: Any, metric: str | None) -> str | None:
     """The procedure that is judged, as a metric; None: max@k.
 
     Raises:
         ValueError: an unknown one.
     """
-    chosen = objective(fn, **options) if stated is None and isinstance(fn, str) else fn
-    if stated is None and isinstance(chosen, Objective):
-        found = {term.entry.procedure.metric for term in chosen.terms}
-        stated = found.pop() if len(found) == 1 else None
-    if stated in (None, "max@k"):
+    if metric is None and isinstance(fn, Objective):
+        metrics = {term.entry.procedure.metric for term in fn.terms}
+        metric = metrics.pop() if len(metrics) == 1 else None
+    if metric in (None, "max@k"):
         return None
-    if stated not in DEFINITIONS:
-        raise unknown("procedure", str(stated), ["max@k", *DEFINITIONS])
-    return stated
+    if metric not in DEFINITIONS:
+        raise unknown("procedure", str(metric), ["max@k", *DEFINITIONS])
+    return metric
 
 
 def judge_procedure(
-    fn: Callable[..., Any] | Objective | str,
+    fn: Callable[..., Any] | Objective,
     procedure: str,
     k: int,
     n: int,
@@ -161,9 +146,7 @@ def judge_procedure(
 ) -> Conformance:
     """See `bestofk.conformance`; k and n are valid here."""
     worth, needs = DEFINITIONS[procedure]
-    own = objective(fn, **options) if isinstance(fn, str) else fn
-    if isinstance(own, Objective):
-        options = {**options, **own.options}
+    options = {**options, **(fn.options if isinstance(fn, Objective) else {})}
     missing = {"retry": "price", "subsets": "value"}.get(procedure.partition("@")[0])
     if missing and options.get(missing) is None:
         raise ValueError(
@@ -171,147 +154,124 @@ def judge_procedure(
         )
     if 4**k > MOST_DRAWS:
         raise ValueError(f"k = {k} has {4**k:,} ordered draws of 4 answers: judge a smaller k")
-    label: str = name or (
-        str(own) if isinstance(own, Objective) else str(getattr(own, "__name__", "it"))
-    )
-    call = _caller(own, needs, off_policy, kind)
-    made: dict[tuple[str, bytes], list[np.ndarray]] = {}
+    label = name or name_of(fn)
+    inputs = ("rewards", *needs, *["log_ratio"] * off_policy)
+    advantages: dict[tuple[str, bytes], list[np.ndarray]] = {}
     is_noisy = procedure.endswith(":soft")
     cases: list[Case] = []
     noise = 0.0
+    draws = np.array(list(itertools.product(range(4), repeat=k)))
+
+    def judged(columns: Columns, log_ratio: np.ndarray, number: int = 0) -> Callable[..., Any]:
+        columns = {**columns, "log_ratio": log_ratio}
+        return _of_answers(fn, {each: columns[each] for each in inputs}, number)
+
     try:
-        findings = _behaviour(call, k, n)
+        estimator = find_out(
+            label, judged(SETTINGS["real, scores tie"], np.zeros(4)), n, False, clock, kind
+        )
+        if isinstance(fn, Objective):
+            estimator = replace(estimator, batched=True)  # noise belongs to a place in the batch
+        findings = _behaviour(estimator, k, n)
         in_order = findings[0].status == "ok"
         limit = math.comb(n + 3, n) if in_order and not is_noisy else OUTCOMES
         outcomes = all_outcomes(4, n, limit=limit)
-        for setting in SETTINGS:
-            draws = np.array(list(itertools.product(range(4), repeat=k)))
-            parts = ({key: each[draw] for key, each in setting.columns.items()} for draw in draws)
+        for setting, columns in SETTINGS.items():
+            parts = ({key: each[draw] for key, each in columns.items()} for draw in draws)
             worths = np.array([worth(each, options) for each in parts])
-            for policy in _policies(setting, worths, off_policy, seed):
-                key = (setting.label, policy.log_ratio.tobytes() if off_policy else b"")
-                if key not in made:
-                    made[key] = [
-                        call(setting.columns, outcomes, policy.log_ratio, number, clock)
+            for policy in _policies(setting, columns["rewards"], worths, off_policy, seed):
+                key = (setting, policy.log_ratio.tobytes() if off_policy else b"")
+                if key not in advantages:
+                    functions = [
+                        judged(columns, policy.log_ratio, number)
                         for number in range(NOISE if is_noisy else 1)
                     ]
-                cases.append(case(policy, outcomes, np.mean(made[key], axis=0), k))
-                if is_noisy:
-                    updates = np.array(
-                        [outcomes.expected_update(policy, each) for each in made[key]]
-                    )
-                    error = np.sqrt(updates.var(axis=0, ddof=1).sum() / NOISE)
-                    size = np.linalg.norm(policy.gradient(k))
-                    noise = max(noise, 6 * float(error / size))
+                    advantages[key] = [
+                        _answered(replace(estimator, fn=each), outcomes.draws) for each in functions
+                    ]
+                of_policy, chance = case_of_calls(policy, outcomes, advantages[key], k)
+                cases.append(of_policy)
+                noise = max(noise, chance)
     except CannotCall as error:
-        summary = f"unusable with n = {n}: {error}"
-        return Conformance(
-            label, k, n, off_policy, "unusable", summary, "", 0, True, None, None, (), (), ()
-        )
-    from .judging import _drift, _sentence
-
+        return unusable(label, k, n, off_policy, error)
     target = f"the gradient of {procedure.replace('@k', f'@{k}')}"
     fits = [
         fit([each for each in cases if each.kind == kind], k, n, max(EXACT, noise))
         for kind in ("0/1", "real")
     ]
-    verdict, summary = _sentence(k, n, fits[0], fits[1], None, False, (), target)
+    verdict, summary = sentence(k, n, fits[0], fits[1], None, False, (), target)
     still = fit([each for each in cases if each.spread == 0], k, n, max(EXACT, noise))
     if off_policy and verdict in ("biased", "0/1 only") and still and still.constant:
-        verdict, summary = "on policy only", _drift(cases, still, k, n, target)
+        verdict, summary = "on policy only", drifting(cases, still, k, n, target)
     if verdict in ("exact", "scaled") and any(each.status == "bad" for each in findings):
         verdict, summary = "in part", f"{summary}; but not everywhere, see below"
     if is_noisy:
         summary += f"; means over {NOISE} seeds, to within {noise:.1%}"
-    inputs = ", ".join(["rewards", *needs, *["log_ratio"] * off_policy])
     return Conformance(
-        label, k, n, off_policy, verdict, summary, f"{inputs}, each (groups, n) or (n,)",
+        label, k, n, off_policy, verdict, summary, f"{', '.join(inputs)}, each (groups, n) or (n,)",
         len(outcomes.draws), outcomes.ordered, fits[0], fits[1], tuple(cases), tuple(findings), (),
     )  # fmt: skip
 
 
-def _policies(setting: Setting, worths: np.ndarray, off_policy: bool, seed: int) -> list[Deployed]:
+def _policies(
+    setting: str, rewards: np.ndarray, worths: np.ndarray, off_policy: bool, seed: int
+) -> list[Deployed]:
     rng = np.random.default_rng(seed)
-    found = []
+    policies = []
     for number in range(1 if off_policy else 3):
         old = rng.dirichlet(np.full(4, 3.0))
         for spread in SPREADS if off_policy else (0.0,):
             now = _moved(old, rng.standard_normal(4), spread)
-            label = f"{setting.label}, policy {number + 1}, log-ratio sd {spread:g}"
-            rewards = setting.columns["rewards"]
-            found.append(Deployed(label, now, rewards, old, spread, worths))
-    return found
+            label = f"{setting}, policy {number + 1}, log-ratio sd {spread:g}"
+            policies.append(Deployed(label, now, rewards, old, spread, worths))
+    return policies
 
 
-Call = Callable[[Mapping[str, np.ndarray], Outcomes, np.ndarray, int, Clock], np.ndarray]
+def _of_answers(
+    fn: Callable[..., Any], columns: Mapping[str, np.ndarray], seed: int
+) -> Callable[..., Any]:
+    """A function of which answer each sample is, from one of the columns of the answers."""
+    further = {"rng": seed} if isinstance(fn, Objective) else {}
+
+    def judged(draws: Any) -> Any:
+        kind: Kind = "torch" if hasattr(draws, "detach") else "numpy"
+        kind = "list" if isinstance(draws, list) else kind
+        chosen = np.asarray(draws).astype(int)
+        named = {key: given(each[chosen], kind) for key, each in columns.items()}
+        return fn(named.pop("rewards"), **named, **further)
+
+    return judged
 
 
-def _caller(fn: Any, needs: tuple[str, ...], off_policy: bool, kind: Kind | None) -> Call:
-    """(columns of the answers, outcomes, log-ratio of each answer, seed, clock) → advantages."""
-    takes_seed = isinstance(fn, Objective)
-    if not callable(fn):
-        raise TypeError(f"conformance judges a function or an objective, got {type(fn).__name__}")
+def _answered(estimator: JudgedFunction, draws: np.ndarray) -> np.ndarray:
+    """Advantages of all groups.
 
-    def ask(values: Mapping[str, np.ndarray], seed: int) -> np.ndarray:
-        named = {key: _given(each, kind or "numpy") for key, each in values.items()}
-        if takes_seed:
-            named["rng"] = seed
-        return _taken(fn(named.pop("rewards"), **named))
-
-    def call(
-        columns: Mapping[str, np.ndarray],
-        outcomes: Outcomes,
-        log_ratio: np.ndarray,
-        seed: int,
-        clock: Clock,
-    ) -> np.ndarray:
-        values = {key: columns[key][outcomes.draws] for key in ("rewards", *needs)}
-        if off_policy:
-            values["log_ratio"] = log_ratio[outcomes.draws]
-        shape = outcomes.draws.shape
-        try:
-            first = {key: each[:7] for key, each in values.items()}
-            whole = ask(first, seed)
-            rows = np.stack([ask({k: v[i] for k, v in first.items()}, seed) for i in range(2)])
-            if whole.shape == (7, shape[1]) and (
-                "rng" in inspect.signature(fn).parameters or np.allclose(whole[:2], rows)
-            ):
-                return ask(values, seed)
-        except Exception:  # one group at a time, then
-            pass
-        result, since = np.empty(shape), time.monotonic()
-        for row in range(shape[0]):
-            try:
-                found = ask({key: each[row] for key, each in values.items()}, seed)
-            except Exception as error:
-                raise CannotCall(f"it raises: {described(error, 400)}") from error
-            if found.size != shape[1]:
-                raise CannotCall(f"it returned shape {found.shape} for {shape[1]} samples")
-            result[row] = found.reshape(-1)
-            clock.tick(since, row + 1, *shape)
-        if not np.isfinite(result).all():
-            raise CannotCall("it returned NaN or infinite advantages")
-        return result
-
-    return call
+    Raises:
+        CannotCall: it raises on one, or returns no numbers for it.
+    """
+    answers = estimator.many(draws)
+    for error in answers.failures.values():
+        raise (
+            error
+            if isinstance(error, CannotCall)
+            else CannotCall(f"it raises: {described(error, 400)}")
+        )
+    if not np.isfinite(answers.values).all():
+        raise CannotCall("it returned NaN or infinite advantages")
+    return answers.values
 
 
-def _behaviour(call: Call, k: int, n: int) -> list[Finding]:
+def _behaviour(estimator: JudgedFunction, k: int, n: int) -> list[Finding]:
     """Order, groups in which the samples do not differ, and fewer samples than k."""
-    columns, clock, rng = SETTINGS[2].columns, Clock(60.0), np.random.default_rng(2)
-    still = np.zeros(4)
-
-    def of(draws: np.ndarray) -> np.ndarray:
-        return call(columns, Outcomes(draws, np.zeros(len(draws)), True), still, 0, clock)
-
-    findings = []
+    findings, rng = [], np.random.default_rng(2)
     groups = rng.integers(0, 4, (7, n))
     shuffle = rng.permutation(n)
-    if np.allclose(of(groups)[:, shuffle], of(groups[:, shuffle]), atol=1e-6):
+    moved = _answered(estimator, groups[:, shuffle])
+    if np.allclose(_answered(estimator, groups)[:, shuffle], moved, atol=1e-6):
         findings.append(Finding("order", "ok", "rearranged samples get rearranged advantages"))
     else:
         findings.append(Finding("order", "note", "the order of samples matters"))
-    same = of(np.repeat(np.arange(4)[:, None], n, axis=1))
+    same = _answered(estimator, np.repeat(np.arange(4)[:, None], n, axis=1))
     if np.abs(same).max() < 1e-6:
         text = "all advantages 0 where the samples do not differ"
         findings.append(Finding("no signal", "ok", text))
@@ -320,7 +280,7 @@ def _behaviour(call: Call, k: int, n: int) -> list[Finding]:
         findings.append(Finding("no signal", "note", text))
     if k > 1:
         try:
-            answer = of(groups[:, : k - 1])
+            answer = _answered(estimator, groups[:, : k - 1])
         except CannotCall:
             findings.append(Finding("n < k", "ok", "raises"))
         else:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from bestofk.objectives import Objective, objective
+from bestofk.objectives import Objective
 
 Kind: TypeAlias = Literal["numpy", "torch", "list"]
 CHUNK = 4096
@@ -42,8 +42,9 @@ class Clock:
             TooSlow: the rest will not be done within the limit.
         """
         now = time.monotonic()
-        left, groups = (now - since) / done * (total - done), f"{total:,} groups of {n} samples"
-        if now - since > PATIENCE and left > self.left():
+        remaining = (now - since) / done * (total - done)
+        groups = f"{total:,} groups of {n} samples"
+        if now - since > PATIENCE and remaining > self.left():
             raise TooSlow(
                 f"{groups} take about {(now - since) * total / done:.0f} s, one call for each, and "
                 f"all calls together may take {self.seconds:g}: judge with a smaller n, state "
@@ -51,7 +52,7 @@ class Clock:
             )
         if now - self.said > PATIENCE:
             self.said = now
-            self.say(f"{done:,} of {groups}, {left:.0f} s left")
+            self.say(f"{done:,} of {groups}, {remaining:.0f} s left")
 
 
 class CannotCall(Exception):
@@ -150,19 +151,19 @@ class JudgedFunction:
     def _call(
         self, rewards: np.ndarray, logs: np.ndarray | None, live: np.ndarray | None = None
     ) -> np.ndarray:
-        arguments = [_given(rewards, self.kind)]
+        arguments = [given(rewards, self.kind)]
         if self.off_policy:
-            arguments.append(_given(np.asarray(logs), self.kind))
-        named = {} if live is None else {"live": _given(live, self.kind)}
+            arguments.append(given(np.asarray(logs), self.kind))
+        named = {} if live is None else {"live": given(live, self.kind)}
         return _taken(self.fn(*arguments, **named))
 
     def writes_into_input(self, rewards: np.ndarray) -> bool:
         """Whether the function changes the rewards it is given."""
         row = rewards[None] if self.wrapped else rewards
-        given = _given(row, self.kind)
-        logs = [_given(np.zeros(row.shape), self.kind)] if self.off_policy else []
-        self.fn(given, *logs)
-        return not np.array_equal(_taken(given), row)
+        theirs = given(row, self.kind)
+        logs = [given(np.zeros(row.shape), self.kind)] if self.off_policy else []
+        self.fn(theirs, *logs)
+        return not np.array_equal(_taken(theirs), row)
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Answers:
     failures: dict[int, Exception]
 
 
-def _given(values: np.ndarray, kind: Kind) -> Any:
+def given(values: np.ndarray, kind: Kind) -> Any:
     """A fresh copy in the library the function wants."""
     if kind == "torch":
         return sys.modules["torch"].tensor(values)
@@ -197,28 +198,27 @@ def _taken(result: Any) -> np.ndarray:
         ) from error
 
 
-def named_function(
-    fn: Callable[..., Any] | Objective | str, off_policy: bool
-) -> tuple[str, Callable[..., Any]]:
-    """A name and a positional function for what the user passed.
-
+def name_of(fn: Callable[..., Any] | Objective) -> str:
+    """
     Raises:
         TypeError: something that cannot be called.
     """
-    if isinstance(fn, str):
-        fn = objective(fn)
     if isinstance(fn, Objective):
-        chosen = fn
-        if off_policy:
-            return str(chosen), lambda rewards, logs: chosen(rewards, log_ratio=logs)
-        return str(chosen), lambda rewards: chosen(rewards)
+        return str(fn)
     if not callable(fn):
         raise TypeError(
             "conformance judges a function from rewards to advantages, an Objective or its name "
             f"such as 'max@8', got {type(fn).__name__}"
         )
     inner = getattr(fn, "func", fn)  # functools.partial
-    return getattr(inner, "__name__", type(fn).__name__), fn
+    return str(getattr(inner, "__name__", type(fn).__name__))
+
+
+def by_place(fn: Callable[..., Any] | Objective) -> Callable[..., Any]:
+    """A function of rewards and log-ratios in this order."""
+    if not isinstance(fn, Objective):
+        return fn
+    return lambda rewards, logs=None: fn(rewards, log_ratio=logs)
 
 
 def find_out(
@@ -276,9 +276,9 @@ def _with_batch(
     facts: dict[str, Any] = {"batched": False, "batch_note": "", "shape_note": ""}
     good = [row for row in range(len(probe)) if row not in rows.failures]
     _, shape = estimator._one(probe[good[0]], None if logs is None else logs[good[0]])
-    wanted = (1, probe.shape[1]) if estimator.wrapped else (probe.shape[1],)
-    if shape != wanted:
-        facts["shape_note"] = f"returns shape {shape} for rewards {wanted}"
+    expected = (1, probe.shape[1]) if estimator.wrapped else (probe.shape[1],)
+    if shape != expected:
+        facts["shape_note"] = f"returns shape {shape} for rewards {expected}"
     for _ in range(REPEATS):
         again = estimator.many(probe[good], None if logs is None else logs[good])
         if not np.array_equal(again.values, rows.values[good], equal_nan=True):

@@ -70,13 +70,13 @@ def elsewhere(estimator: JudgedFunction, k: int, n: int, *, real: bool, exact: b
             "with log π has another gradient: detach them"
         )
         return Finding("detached", "bad", text)
-    known = [_slope(estimator, k, Probe("", _group(n, max(1, n // 3)), small))]
+    slopes = [_slope(estimator, k, Probe("", _group(n, max(1, n // 3)), small))]
     if real:
-        known += [
+        slopes += [
             _slope(estimator, k, Probe("", np.resize(levels, n), small))
             for levels in real_rewards(3).values()
         ]
-    if any(slope is None for slope in known) or np.ptp(np.array(known, float)) > CLOSE:
+    if any(slope is None for slope in slopes) or np.ptp(np.array(slopes, float)) > CLOSE:
         return Finding("elsewhere", "note", "of another form: only what was enumerated is judged")
     tried, slow = [], set()
     cost = Cost(estimator.clock)
@@ -91,8 +91,8 @@ def elsewhere(estimator: JudgedFunction, k: int, n: int, *, real: bool, exact: b
         except Exception:  # to raise is an answer
             continue
         cost.seconds[size] = time.monotonic() - since
-        wanted = 1.0 if exact else known[0] if len(probe.rewards) == n else slope
-        if slope is None or not np.isclose(slope, wanted or 0.0, rtol=10 * probe.tolerance):
+        expected = 1.0 if exact else slopes[0] if len(probe.rewards) == n else slope
+        if slope is None or not np.isclose(slope, expected or 0.0, rtol=10 * probe.tolerance):
             return Finding("elsewhere", "bad", f"wrong on {probe.name}, which are not enumerated")
         tried.append(probe.name)
     text = f"holds on {', '.join(dict.fromkeys(tried))}"
@@ -128,19 +128,19 @@ def _slope(estimator: JudgedFunction, k: int, probe: Probe) -> float | None:
     plain = objective(f"max@{k}:none")
     logs = probe.log_ratio if estimator.off_policy else None
     low, high = rewards.min(), rewards.max()
-    ours, wanted = [], []
+    moves, moves_of_max = [], []
     for i in {0, 1, n // 2, int(rewards.argmax()), int(rewards.argmin())}:
         moved = rewards.copy()
         moved[i] = high if rewards[i] < (low + high) / 2 else low
-        ours.append(estimator.one(rewards, logs)[i] - estimator.one(moved, logs)[i])
+        moves.append(estimator.one(rewards, logs)[i] - estimator.one(moved, logs)[i])
         one, other = (plain(each, log_ratio=logs)[i] for each in (rewards, moved))
-        wanted.append(one - other)
-    seen, known = np.array(ours), np.array(wanted)
-    if not np.isfinite(seen).all() or not known.any():
+        moves_of_max.append(one - other)
+    observed, expected = np.array(moves), np.array(moves_of_max)
+    if not np.isfinite(observed).all() or not expected.any():
         return None
-    slope = float(seen @ known / (known @ known))
-    error = np.abs(seen - slope * known).max()
-    return slope if error <= probe.tolerance * abs(slope) * np.abs(known).max() else None
+    slope = float(observed @ expected / (expected @ expected))
+    error = np.abs(observed - slope * expected).max()
+    return slope if error <= probe.tolerance * abs(slope) * np.abs(expected).max() else None
 
 
 def _flows(estimator: JudgedFunction, rewards: np.ndarray, logs: np.ndarray) -> bool:
@@ -153,17 +153,17 @@ def _flows(estimator: JudgedFunction, rewards: np.ndarray, logs: np.ndarray) -> 
         try:
             if library == "torch":
                 torch = sys.modules["torch"]
-                given = torch.tensor(logs[row], requires_grad=True)
-                result = estimator.fn(torch.tensor(rewards[row]), given)
+                log_ratio = torch.tensor(logs[row], requires_grad=True)
+                result = estimator.fn(torch.tensor(rewards[row]), log_ratio)
                 result = result[0] if isinstance(result, tuple) else result
                 (gradient,) = torch.autograd.grad(
-                    (result * torch.tensor(mix)).sum(), given, allow_unused=True
+                    (result * torch.tensor(mix)).sum(), log_ratio, allow_unused=True
                 )
             else:
                 jax = sys.modules["jax"]
 
-                def mixed(given, jax=jax):
-                    result = estimator.fn(jax.numpy.asarray(rewards[row]), given)
+                def mixed(log_ratio, jax=jax):
+                    result = estimator.fn(jax.numpy.asarray(rewards[row]), log_ratio)
                     result = result[0] if isinstance(result, tuple) else result
                     return (result * mix).sum()
 

@@ -82,6 +82,19 @@ def case(policy: TabularPolicy, outcomes: Outcomes, advantages: np.ndarray, k: i
     )
 
 
+def case_of_calls(
+    policy: TabularPolicy, outcomes: Outcomes, calls: Sequence[np.ndarray], k: int
+) -> tuple[Case, float]:
+    """The case of the mean over several calls of a function with noise; and how far it may be off
+    by chance, relative to the gradient (six standard errors; 0 for one call)."""
+    noise = 0.0
+    if len(calls) > 1:
+        updates = np.array([outcomes.expected_update(policy, each) for each in calls])
+        error = np.sqrt(updates.var(axis=0, ddof=1).sum() / len(calls))
+        noise = 6 * float(error / np.linalg.norm(policy.gradient(k)))
+    return case(policy, outcomes, np.mean(calls, axis=0), k), noise
+
+
 def fit(cases: Sequence[Case], k: int, n: int, tolerance: float = EXACT) -> Fit | None:
     """Summarise cases of one kind; None without cases.
 

@@ -17,12 +17,13 @@ from .calling import (
     JudgedFunction,
     Kind,
     TooSlow,
+    by_place,
     described,
     find_out,
-    named_function,
+    name_of,
 )
 from .elsewhere import elsewhere
-from .fits import EXACT, Case, Fit, case, drift, fit, other_objective
+from .fits import EXACT, Case, Fit, case_of_calls, fit, other_objective
 from .policies import (
     OUTCOMES,
     Outcomes,
@@ -31,7 +32,7 @@ from .policies import (
     off_policy_cases,
     on_policy_cases,
 )
-from .verdict import Conformance, Verdict, span
+from .verdict import Conformance, drifting, sentence, span, unusable
 
 DRAWS = 64
 """Calls per outcome of a randomised function."""
@@ -42,7 +43,7 @@ ROWS = 3_000
 
 
 def judge(
-    fn: Callable[..., Any] | Objective | str,
+    fn: Callable[..., Any] | Objective,
     k: int,
     n: int,
     off_policy: bool,
@@ -52,16 +53,13 @@ def judge(
     clock: Clock,
 ) -> Conformance:
     """See `bestofk.conformance`; k and n are valid here."""
-    label, function = named_function(fn, off_policy)
-    label = name or label
+    label = name or name_of(fn)
     try:
-        estimator = find_out(label, function, n, off_policy, clock, kind)
+        estimator = find_out(label, by_place(fn), n, off_policy, clock, kind)
     except CannotCall as error:
-        summary = f"unusable with n = {n}: {error}"
-        return Conformance(
-            label, k, n, off_policy, "unusable", summary, "", 0, True, None, None, (), (), ()
-        )
-    takes_real = not isinstance(_probe_real(estimator, n), Exception)
+        return unusable(label, k, n, off_policy, error)
+    on_real = behaviour.tried(estimator, behaviour.distinct(n))
+    takes_real = not isinstance(on_real, Exception)
     result = behaviour.order(estimator, n, takes_real)
     in_order = result[0].status == "ok"
     outcomes = _outcomes(estimator, n, in_order, seed)
@@ -79,7 +77,9 @@ def judge(
     table = behaviour.by_count(estimator, n)
     result += trouble
     result += _centring(estimator, outcomes, policies) if not off_policy else []
-    result += behaviour.counts(estimator, k, n) + _real(estimator, n)
+    result += behaviour.counts(estimator, k, n)
+    if isinstance(on_real, Exception):
+        result.append(Finding("real", "ok", f"raises on real rewards: {described(on_real, 100)}"))
     result += behaviour.too_few(estimator, k, n, n > k and other is None)
     if not random:  # these compare two calls
         result += behaviour.ties(estimator, n, takes_real) + behaviour.padding(estimator, n)
@@ -87,10 +87,10 @@ def judge(
         result += behaviour.shift_and_scale(estimator, n) if takes_real else []
     result += _shape(estimator)
     normaliser = any(each.check == "scale" and "normaliser" in each.text for each in result)
-    verdict, summary = _sentence(k, n, zero_one, real, other, normaliser, trouble, _target(k))
+    verdict, summary = sentence(k, n, zero_one, real, other, normaliser, trouble, _target(k))
     wrong = ("biased", "varying scale", "0/1 only")
     if off_policy and verdict in wrong and at_once and at_once.constant:
-        verdict, summary = "on policy only", _drift(cases, at_once, k, n, _target(k))
+        verdict, summary = "on policy only", drifting(cases, at_once, k, n, _target(k))
     if random:
         summary += f"; two calls differ: means over {DRAWS} draws, to within {noise:.1%}"
     elif verdict in ("exact", "scaled") and 1 <= k < n:
@@ -111,13 +111,6 @@ def judge(
         label, k, n, off_policy, verdict, summary, _called_with(estimator), len(outcomes.draws),
         outcomes.ordered, zero_one, real, tuple(cases), tuple(result), table,
     )  # fmt: skip
-
-
-def _probe_real(estimator: JudgedFunction, n: int) -> np.ndarray | Exception:
-    try:
-        return estimator.one(behaviour.distinct(n))
-    except Exception as error:
-        return error
 
 
 def _outcomes(estimator: JudgedFunction, n: int, in_order: bool, seed: int) -> Outcomes:
@@ -145,8 +138,7 @@ def _enumerate(
     """Expected update under every policy. Advantages are made once per set of rewards and ratios.
 
     A randomised function is called `draws` times per outcome and judged by the mean; the third
-    result is how far such a mean may be off by chance, relative to the gradient (six standard
-    errors, the worst policy).
+    result is how far such a mean may be off by chance, at worst.
     """
     built: dict[bytes, list[np.ndarray]] = {}
     cases, trouble, noise = [], {}, 0.0
@@ -161,11 +153,9 @@ def _enumerate(
                 built[key].append(advantages)
                 if problem and policy.kind not in trouble:
                     trouble[policy.kind] = problem
-        cases.append(case(policy, outcomes, np.mean(built[key], axis=0), k))
-        if draws > 1:
-            updates = np.array([outcomes.expected_update(policy, w) for w in built[key]])
-            error = np.sqrt(updates.var(axis=0, ddof=1).sum() / draws)
-            noise = max(noise, 6 * float(error / np.linalg.norm(policy.gradient(k))))
+        of_policy, chance = case_of_calls(policy, outcomes, built[key], k)
+        cases.append(of_policy)
+        noise = max(noise, chance)
     return cases, list(trouble.values()), noise
 
 
@@ -186,7 +176,7 @@ def _other_sizes(
         outcomes = all_outcomes(3, size, limit=OUTCOMES if estimator.batched else ROWS, seed=seed)
         make = off_policy_cases if estimator.off_policy else on_policy_cases
         policies = [p for p in make(k, outcomes.answers, seed) if fits[p.kind] is not None]
-        if isinstance(_probe(estimator, size), Exception):
+        if isinstance(behaviour.tried(estimator, np.eye(size)[-1]), Exception):
             raised.append(size)
             continue
         try:
@@ -207,13 +197,6 @@ def _other_sizes(
     parts += [f"raises at n = {', '.join(map(str, raised))}"] if raised else []
     parts += [f"too slow to try at n = {', '.join(map(str, slow))}"] if slow else []
     return [Finding("other n", "ok", "; ".join(parts))] if parts else []
-
-
-def _probe(estimator: JudgedFunction, n: int) -> np.ndarray | Exception:
-    try:
-        return estimator.one(np.array([0.0] * (n - 1) + [1.0]))
-    except Exception as error:
-        return error
 
 
 def _advantages(
@@ -261,13 +244,6 @@ def _centring(
     return [Finding("centring", "note", f"not centred: {text}")]
 
 
-def _real(estimator: JudgedFunction, n: int) -> list[Finding]:
-    answer = _probe_real(estimator, n)
-    if isinstance(answer, Exception):
-        return [Finding("real", "ok", f"raises on real rewards: {described(answer, 100)}")]
-    return []
-
-
 def _shape(estimator: JudgedFunction) -> list[Finding]:
     mixed = "bad" if estimator.groups_mix else "note"
     notes = [("shape", "bad", estimator.shape_note), ("batch", mixed, estimator.batch_note)]
@@ -280,72 +256,5 @@ def _called_with(estimator: JudgedFunction) -> str:
     return f"{arrays[estimator.kind]} {'(groups, n)' if estimator.batched else shape}"
 
 
-def _sentence(
-    k: int,
-    n: int,
-    zero_one: Fit | None,
-    real: Fit | None,
-    other: tuple[str, float] | None,
-    normaliser: bool,
-    trouble: Sequence[Finding],
-    target: str,
-) -> tuple[Verdict, str]:
-    """The verdict and its one sentence."""
-    fits = [each for each in (zero_one, real) if each is not None]
-    only = "" if real is not None else "; on 0/1 rewards, real ones raise an error"
-    but = "; it fails on some groups" if trouble else ""
-    if all(max(abs(s) for s in each.scale) < 1e-9 and each.bias < 1.001 for each in fits):
-        return "no signal", f"no signal: the expected update is zero under every policy{but}"
-    constants = [each.constant for each in fits if each.constant is not None]
-    close = max(1e-4, *(each.tolerance for each in fits))
-    if len(constants) == len(fits) and np.allclose(constants, constants[0], rtol=close):
-        if all(each.exact for each in fits):
-            return "exact", f"unbiased for {target}, in the mean convention{only}{but}"
-        return "scaled", f"unbiased for {_times(constants[0], fits[0], k, n, target)}{only}{but}"
-    if other is not None:
-        name, factor = other
-        size = "" if abs(factor - 1) < 1e-4 else f", times {factor:.4g}"
-        return (
-            "other objective",
-            f"not max@{k}: unbiased for the gradient of {name}{size}{only}{but}",
-        )
-    if zero_one is not None and real is not None and zero_one.constant is not None:
-        good = _times(zero_one.constant, zero_one, k, n, target) if not zero_one.exact else target
-        bad = f"biased on real ones (cosine {span(*real.cosine)}, scale {span(*real.scale)})"
-        return "0/1 only", f"unbiased for {good} on 0/1 rewards, {bad}{but}"
-    cosine = span(min(f.cosine[0] for f in fits), max(f.cosine[1] for f in fits))
-    scale = span(min(f.scale[0] for f in fits), max(f.scale[1] for f in fits))
-    cause = "a normaliser" if normaliser else "a normaliser, or a baseline that sees its own sample"
-    if all(each.right_direction for each in fits):
-        text = f"right direction, but the scale varies with the policy, {scale}: {cause}{only}{but}"
-        return "varying scale", f"biased: {text}"
-    why = ": a normaliser" if normaliser else ""
-    return (
-        "biased",
-        f"biased: cosine {cosine}, scale {scale}, varying with the policy{why}{only}{but}",
-    )
-
-
-def _drift(cases: Sequence[Case], at_once: Fit, k: int, n: int, target: str) -> str:
-    """The sentence for an estimator that is right until the policy moves."""
-    shown = ", ".join(f"{worst:.1%} at {s:g}" for s, worst in drift(cases).items() if s > 0)
-    target = _times(at_once.constant or 1.0, at_once, k, n, target)
-    return (
-        f"unbiased for {target}, only while π_θ = π_old; worst bias by sd of the log-ratio: {shown}"
-    )
-
-
 def _target(k: int) -> str:
     return f"the gradient of max@{k}" if k > 1 else "the gradient of the mean reward (max@1)"
-
-
-def _times(scale: float, fitted: Fit, k: int, n: int, target: str) -> str:
-    named = fitted.convention
-    times = f"{scale:.4g} times {target}"
-    if named == "1":
-        return target
-    if named.split(" = ")[0] == "1/n":
-        return f"1/n times {target}: the sum convention, n = {n} times too small for a mean loss"
-    if scale < 0:
-        return f"{times}: it points the wrong way"
-    return f"{named} times {target} ({scale:.4g})" if named else times

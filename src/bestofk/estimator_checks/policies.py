@@ -70,22 +70,21 @@ class Outcomes:
 
     def expected_update(self, policy: TabularPolicy, advantages: np.ndarray) -> np.ndarray:
         """E[(1/n) Σ_i A_i ∇log π_θ(y_i)] when the draws come from `policy.old`."""
-        chance = self.chance(policy.old)
-        per_answer = np.stack(
-            [np.where(self.draws == a, advantages, 0.0).sum(axis=-1) for a in range(self.answers)],
-            axis=-1,
-        )
-        expected = chance @ per_answer
+        expected = self.chance(policy.old) @ self._by_answer(advantages)
         return (expected - expected.sum() * policy.probabilities) / self.draws.shape[-1]
 
     def variance(self, policy: TabularPolicy, advantages: np.ndarray) -> float:
         """E|g|² - |E g|² of the update g of one group: exact, like its mean."""
-        one = np.arange(self.answers)
-        per_answer = np.stack([np.where(self.draws == a, advantages, 0.0).sum(-1) for a in one], -1)
+        per_answer = self._by_answer(advantages)
         total = per_answer.sum(axis=-1, keepdims=True)
         updates = (per_answer - total * policy.probabilities) / self.draws.shape[-1]
         mean = self.expected_update(policy, advantages)
         return float(self.chance(policy.old) @ ((updates - mean) ** 2).sum(axis=-1))
+
+    def _by_answer(self, advantages: np.ndarray) -> np.ndarray:
+        """The advantages of the samples with each answer, summed: (outcomes, answers)."""
+        sums = [np.where(self.draws == a, advantages, 0.0).sum(-1) for a in range(self.answers)]
+        return np.stack(sums, axis=-1)
 
 
 def all_outcomes(answers: int, n: int, *, limit: int = OUTCOMES, seed: int = 0) -> Outcomes:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from .behaviour import Finding
+from .calling import CannotCall
 from .fits import EXACT, Case, Fit, drift
 
 Verdict: TypeAlias = Literal[
@@ -108,6 +112,14 @@ class Conformance:
         return render(self)
 
 
+def unusable(name: str, k: int, n: int, off_policy: bool, error: CannotCall) -> Conformance:
+    """The verdict on what could not be called."""
+    summary = f"unusable with n = {n}: {error}"
+    return Conformance(
+        name, k, n, off_policy, "unusable", summary, "", 0, True, None, None, (), (), ()
+    )
+
+
 def span(low: float, high: float) -> str:
     """A range of numbers, or one number where both ends look the same.
 
@@ -186,3 +198,70 @@ def render(result: Conformance) -> str:
     marks = {"ok": "ok ", "bad": "BAD", "note": "-  "}
     lines += [f"{each.check:<13}{marks[each.status]} {each.text}" for each in result.findings]
     return "\n".join([lines[0], *("  " + line for line in lines[1:])])
+
+
+def sentence(
+    k: int,
+    n: int,
+    zero_one: Fit | None,
+    real: Fit | None,
+    other: tuple[str, float] | None,
+    normaliser: bool,
+    trouble: Sequence[Finding],
+    target: str,
+) -> tuple[Verdict, str]:
+    """The verdict and its one sentence."""
+    fits = [each for each in (zero_one, real) if each is not None]
+    only = "" if real is not None else "; on 0/1 rewards, real ones raise an error"
+    but = "; it fails on some groups" if trouble else ""
+    if all(max(abs(s) for s in each.scale) < 1e-9 and each.bias < 1.001 for each in fits):
+        return "no signal", f"no signal: the expected update is zero under every policy{but}"
+    constants = [each.constant for each in fits if each.constant is not None]
+    close = max(1e-4, *(each.tolerance for each in fits))
+    if len(constants) == len(fits) and np.allclose(constants, constants[0], rtol=close):
+        if all(each.exact for each in fits):
+            return "exact", f"unbiased for {target}, in the mean convention{only}{but}"
+        return "scaled", f"unbiased for {_times(constants[0], fits[0], k, n, target)}{only}{but}"
+    if other is not None:
+        name, factor = other
+        size = "" if abs(factor - 1) < 1e-4 else f", times {factor:.4g}"
+        return (
+            "other objective",
+            f"not max@{k}: unbiased for the gradient of {name}{size}{only}{but}",
+        )
+    if zero_one is not None and real is not None and zero_one.constant is not None:
+        good = _times(zero_one.constant, zero_one, k, n, target) if not zero_one.exact else target
+        bad = f"biased on real ones (cosine {span(*real.cosine)}, scale {span(*real.scale)})"
+        return "0/1 only", f"unbiased for {good} on 0/1 rewards, {bad}{but}"
+    cosine = span(min(f.cosine[0] for f in fits), max(f.cosine[1] for f in fits))
+    scale = span(min(f.scale[0] for f in fits), max(f.scale[1] for f in fits))
+    cause = "a normaliser" if normaliser else "a normaliser, or a baseline that sees its own sample"
+    if all(each.right_direction for each in fits):
+        text = f"right direction, but the scale varies with the policy, {scale}: {cause}{only}{but}"
+        return "varying scale", f"biased: {text}"
+    why = ": a normaliser" if normaliser else ""
+    return (
+        "biased",
+        f"biased: cosine {cosine}, scale {scale}, varying with the policy{why}{only}{but}",
+    )
+
+
+def drifting(cases: Sequence[Case], at_once: Fit, k: int, n: int, target: str) -> str:
+    """The sentence for an estimator that is right until the policy moves."""
+    shown = ", ".join(f"{worst:.1%} at {s:g}" for s, worst in drift(cases).items() if s > 0)
+    target = _times(at_once.constant or 1.0, at_once, k, n, target)
+    return (
+        f"unbiased for {target}, only while π_θ = π_old; worst bias by sd of the log-ratio: {shown}"
+    )
+
+
+def _times(scale: float, fitted: Fit, k: int, n: int, target: str) -> str:
+    named = fitted.convention
+    times = f"{scale:.4g} times {target}"
+    if named == "1":
+        return target
+    if named.split(" = ")[0] == "1/n":
+        return f"1/n times {target}: the sum convention, n = {n} times too small for a mean loss"
+    if scale < 0:
+        return f"{times}: it points the wrong way"
+    return f"{named} times {target} ({scale:.4g})" if named else times

@@ -81,14 +81,34 @@ _without_one = partial(
 _without_k = partial(
     Entry, takes_k=False, samples="k + 1", why="the baseline is made of the other samples"
 )
+_BASELINES = {
+    "canonical": {
+        "samples": "k + 1",
+        "why": "the leave-one-out baseline averages over subsets without the sample",
+    },
+    "loo-1": {"samples": "max(2, k)", "why": "it compares with k - 1 others"},
+    "none": {},
+}
+"""What each takes, of those that have an off-policy form."""
+
+
+def _with(
+    procedure: Procedure, baseline: str, formula: str, statement: str, source: str, **more: Any
+) -> Entry:
+    return Entry(
+        procedure.weights[baseline], formula, statement, source, claim="exact",
+        baseline=baseline, procedure=procedure, needs=procedure.needs,
+        **_BASELINES[baseline], **more,
+    )  # fmt: skip
+
+
 _PKPO = "PKPO, Walder & Karkhanis 2025, arXiv:2505.15201"
-_CANONICAL = _without_one(
-    MAX.weights["canonical"],
+_CANONICAL = _with(
+    MAX,
+    "canonical",
     "k (q_i - ρ_k(B∖i)) = n (ρ_k(B) - ρ_k(B∖i))",
     "unbiased for ∇max@k, centred; k = 1 is RLOO",
     "OrderGrad arXiv:2606.06096, MaxPO arXiv:2606.06080",
-    claim="exact",
-    baseline="canonical",
 )
 _MAX = {
     "": _CANONICAL,
@@ -100,24 +120,20 @@ _MAX = {
         _PKPO,
         claim="exact",
     ),
-    "loo-1": Entry(
-        MAX.weights["loo-1"],
+    "loo-1": _with(
+        MAX,
+        "loo-1",
         "k (q_i - ρ_{k-1}(B∖i)) ≥ 0",
         "unbiased for ∇max@k, also at k = n; never pushes a sample down; k = 1 is RLOO; less "
         "variance than the canonical baseline with few answers or rare success, more with many",
         _PKPO,
-        samples="max(2, k)",
-        why="it compares with the best of k - 1 others",
-        claim="exact",
-        baseline="loo-1",
     ),
-    "none": Entry(
-        MAX.weights["none"],
+    "none": _with(
+        MAX,
+        "none",
         "k q_i",
         "unbiased for ∇max@k, not centred",
         "Bagirov et al. 2025, arXiv:2510.23393; PKPO s, arXiv:2505.15201",
-        claim="exact",
-        baseline="none",
     ),
     "zscore": Entry(
         on_policy.max_zscore,
@@ -127,53 +143,24 @@ _MAX = {
         caution="on 0/1 rewards it is GRPO except where fewer than k samples fail",
     ),
 }
+_KNOWN = {
+    "canonical": ("k (q_i - U_k(B∖i)) = n (U_k(B) - U_k(B∖i))", "centred; k = 1 is RLOO"),
+    "loo-1": ("k (q_i - U_{k-1}(B∖i))", "also at k = n; k = 1 is RLOO"),
+    "none": ("k q_i", "not centred"),
+}
+"""Formula and statement of any procedure's weights."""
 
 
 def _rows_of(procedure: Procedure, source: str, **options: Any) -> dict[str, Entry]:
     """The entries of a procedure: one for each baseline, behind its rule."""
-    rows = _by_baseline(procedure, procedure.metric, source, options)
-    return {f"{procedure.rule}:{each}".strip(":"): entry for each, entry in rows.items()}
-
-
-def _by_baseline(
-    procedure: Procedure, value: str, source: str, options: Mapping[str, Any]
-) -> dict[str, Entry]:
-    made = partial(
-        Entry,
-        source=source,
-        claim="exact",
-        procedure=procedure,
-        needs=procedure.needs,
-        options=options,
-    )
-    centred = made(
-        procedure.weights["canonical"],
-        "k (q_i - U_k(B∖i)) = n (U_k(B) - U_k(B∖i))",
-        f"unbiased for ∇{value}, centred; k = 1 is RLOO",
-        samples="k + 1",
-        why="the leave-one-out baseline averages over subsets without the sample",
-        baseline="canonical",
-    )
-    if procedure.weights.keys() == {"canonical"}:
-        return {"": centred}
-    return {
-        "": centred,
-        "canonical": centred,
-        "loo-1": made(
-            procedure.weights["loo-1"],
-            "k (q_i - U_{k-1}(B∖i))",
-            f"unbiased for ∇{value}, also at k = n; k = 1 is RLOO",
-            samples="max(2, k)",
-            why="it compares with k - 1 others",
-            baseline="loo-1",
-        ),
-        "none": made(
-            procedure.weights["none"],
-            "k q_i",
-            f"unbiased for ∇{value}, not centred",
-            baseline="none",
-        ),
-    }
+    rows = {}
+    for baseline in procedure.weights:
+        formula, about = _KNOWN[baseline]
+        statement = f"unbiased for ∇{procedure.metric}, {about}"
+        entry = _with(procedure, baseline, formula, statement, source, options=options)
+        rows[f"{procedure.rule}:{baseline}".strip(":")] = entry
+    usual = {procedure.rule: rows[f"{procedure.rule}:canonical".strip(":")]}
+    return usual if len(rows) == 1 else usual | rows
 
 
 _design = partial(Entry, source="Pass@k Training, Chen et al. 2025, arXiv:2508.10751")

@@ -77,13 +77,13 @@ def signal(
     values, _ = as_float64(rewards, "rewards")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DroppedGroups)
-        found = as_numpy(advantages(values, chosen, live=live, groups=groups, **inputs))
+        weights = as_numpy(advantages(values, chosen, live=live, groups=groups, **inputs))
         least = max(term.least for term in chosen.at(inputs.get("progress")))
         usable = lay_out(values, live=live, groups=groups, minimum=least)
         present = lay_out(values, live=live, groups=groups)
     silent = 0
     for bucket in usable.buckets:
-        silent += int(np.sum(~has_signal(gather(found, bucket))))
+        silent += int(np.sum(~has_signal(gather(weights, bucket))))
     smallest = min((bucket.n for bucket in present.buckets), default=1)
     return Signal(
         chosen.text, usable.groups, usable.dropped, silent, usable.dead, max(smallest - 1, 0)

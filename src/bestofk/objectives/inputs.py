@@ -17,7 +17,7 @@ from bestofk.procedures.selection import DRAWS
 
 from . import off_policy
 from .grammar import Term
-from .options import finite_number
+from .options import CallInputs, finite_number
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,11 @@ class Inputs:
                 )
         if self.log_alpha is not None:
             alpha = off_policy.log_weights(gather(self.log_alpha, bucket), check=check)
-        needed = dict(self.needed)
-        if "entropy" in needed:
-            by_group = needed["entropy"]["entropy"]
-            needed["entropy"] = {**needed["entropy"], "entropy": in_bucket(by_group, bucket)}
-        for name in ("answers", "samples"):
-            if name in needed:
-                needed[name] = {
-                    what: None if each is None else gather(each, bucket)
-                    for what, each in needed[name].items()
-                }
-        for name, look in (("scores", _require_scores), ("tokens", _require_tokens)):
-            if name in needed:
-                values = gather(needed[name][name], bucket)
-                if check:
-                    look(values)
-                needed[name] = {name: values}
-        if "noise" in needed:
-            noise = needed["noise"]["noise"]
-            draws = [gather(noise[..., draw], bucket) for draw in range(noise.shape[-1])]
-            needed["noise"] = {"noise": array_namespace(noise).stack(draws, axis=-1)}
+        needed = {}
+        for need, values in self.needed.items():
+            needed[need] = {name: _cut(name, each, bucket) for name, each in values.items()}
+            if check and need in ("scores", "tokens"):
+                _require_numbers(need, needed[need][need])
         return Inputs(ratios, alpha, needed)
 
     def arguments(self, needs: Iterable[str]) -> dict[str, Any]:
@@ -69,20 +54,7 @@ class Inputs:
 
 
 def read_inputs(
-    text: str,
-    terms: Sequence[Term],
-    rewards: Array,
-    layout: Layout,
-    *,
-    scores: Any,
-    answers: Any,
-    tokens: Any,
-    log_ratio: Any,
-    sample_weights: Any,
-    entropy: Any,
-    entropy_threshold: Any,
-    rng: Any,
-    check: bool,
+    text: str, terms: Sequence[Term], rewards: Array, layout: Layout, inputs: CallInputs
 ) -> Inputs:
     """The inputs of a call, those that no term needs left out.
 
@@ -91,63 +63,59 @@ def read_inputs(
         terms: those in force.
         rewards: float64, the shape that per-sample inputs have.
         layout: how the rewards fall into groups.
-        scores, ..., check: as in `Objective.__call__`.
+        inputs: as the caller passed them.
 
     Raises:
         ValueError: a needed input is missing, or of another shape.
     """
     needed = {name for term in terms for name in term.entry.needs}
-    arguments: dict[str, dict[str, Any]] = {}
-    if "rng" in needed:
-        arguments["rng"] = {"rng": _random_numbers(text, rng)}
-    if "noise" in needed:
-        arguments["noise"] = {"noise": _gumbel(text, rng, rewards)}
-    if "tokens" in needed:
-        if tokens is None:
-            raise ValueError(
-                f"objective {text} needs tokens=, one per sample: how many each draw took"
-            )
-        arguments["tokens"] = {"tokens": per_sample(tokens, rewards, "tokens")}
-    if "entropy" in needed:
-        values, threshold = _entropies(
-            text, entropy, entropy_threshold, rewards, layout, check=check
-        )
-        arguments["entropy"] = {"entropy": values, "threshold": threshold}
-    if "scores" in needed:
-        if scores is None:
-            raise ValueError(
-                f"objective {text} needs scores=, one per sample: they choose which of k samples "
-                "is used (with :weighted, they are its votes), and rewards say what it is worth"
-            )
-        arguments["scores"] = {"scores": per_sample(scores, rewards, "scores")}
-    if "answers" in needed:
-        arguments["answers"] = {"answers": numbered(_labels(text, answers, rewards))}
-    if "samples" in needed:
-        arguments["samples"] = {
-            "scores": None if scores is None else per_sample(scores, rewards, "scores"),
-            "answers": None if answers is None else _labels(text, answers, rewards),
-        }
+    check = inputs.get("check", True)
     if not check and {"answers", "samples"} & needed:
         raise ValueError(
             f"objective {text} looks at samples on the host, which cannot be traced: leave "
             "check=False out"
         )
-    alpha = None
-    if sample_weights is not None:
-        alpha = off_policy.weights_of_samples(sample_weights, rewards)
+    arguments: dict[str, dict[str, Any]] = {}
+    if "rng" in needed:
+        arguments["rng"] = {"rng": _random_numbers(text, inputs.get("rng"))}
+    if "noise" in needed:
+        arguments["noise"] = {"noise": _gumbel(text, inputs.get("rng"), rewards)}
+    if "entropy" in needed:
+        arguments["entropy"] = _entropies(text, inputs, rewards, layout)
+    for name, why in NEEDED.items():
+        if name in needed:
+            if inputs.get(name) is None:
+                raise ValueError(f"objective {text} needs {name}=, one per sample: {why}")
+            arguments[name] = {name: _column(name, inputs[name], rewards)}
+    if "answers" in needed:
+        arguments["answers"] = {"answers": numbered(arguments["answers"]["answers"])}
+    if "samples" in needed:
+        arguments["samples"] = {
+            name: None if inputs.get(name) is None else _column(name, inputs[name], rewards)
+            for name in ("scores", "answers")
+        }
+    alpha, log_ratio = inputs.get("sample_weights"), inputs.get("log_ratio")
+    if alpha is not None:
+        alpha = off_policy.weights_of_samples(alpha, rewards)
         log_ratio = array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
     ratios = None if log_ratio is None else _log_ratios(log_ratio, rewards, terms)
     return Inputs(ratios, alpha, arguments)
 
 
-def _labels(text: str, answers: Any, rewards: Array) -> np.ndarray:
-    """Answers on the host."""
-    if answers is None:
-        raise ValueError(
-            f"objective {text} needs answers=, one per sample: equal ones vote together, None does "
-            "not vote"
-        )
-    labels = as_numpy(answers) if is_array(answers) else np.array(answers, dtype=object)
+NEEDED = {
+    "tokens": "how many each draw took",
+    "scores": "they choose which of k samples is used (with :weighted, they are its votes), and "
+    "rewards say what it is worth",
+    "answers": "equal ones vote together, None does not vote",
+}
+"""What inputs with a value per sample are for."""
+
+
+def _column(name: str, values: Any, rewards: Array) -> Any:
+    """A value per sample; answers as they are, on the host."""
+    if name != "answers":
+        return per_sample(values, rewards, name)
+    labels = as_numpy(values) if is_array(values) else np.array(values, dtype=object)
     if labels.shape != tuple(rewards.shape):
         raise ValueError(
             f"answers must have the shape of rewards, {tuple(rewards.shape)}, got {labels.shape}"
@@ -155,17 +123,26 @@ def _labels(text: str, answers: Any, rewards: Array) -> np.ndarray:
     return labels
 
 
-def _require_scores(scores: Array) -> None:
-    if bool(array_namespace(scores).any(array_namespace(scores).isnan(scores))):
+def _cut(name: str, values: Any, bucket: Bucket) -> Any:
+    """An argument of all groups for those of a bucket."""
+    if values is None or name in ("rng", "threshold"):
+        return values
+    if name == "entropy":
+        return in_bucket(values, bucket)
+    if name == "noise":
+        draws = [gather(values[..., draw], bucket) for draw in range(values.shape[-1])]
+        return array_namespace(values).stack(draws, axis=-1)
+    return gather(values, bucket)
+
+
+def _require_numbers(name: str, values: Array) -> None:
+    xp = array_namespace(values)
+    if name == "scores" and bool(xp.any(xp.isnan(values))):
         raise ValueError(
             "scores must be a number for every live sample, got nan: give a sample that cannot be "
             "chosen -inf (one that does not vote 0), or leave it out with live=False"
         )
-
-
-def _require_tokens(tokens: Array) -> None:
-    xp = array_namespace(tokens)
-    if bool(xp.any(~(xp.isfinite(tokens) & (tokens >= 0)))):
+    if name == "tokens" and bool(xp.any(~(xp.isfinite(values) & (values >= 0)))):
         raise ValueError(
             "tokens must be a number of at least 0 for every live sample: leave a sample whose "
             "tokens are not known out with live=False"
@@ -196,10 +173,9 @@ def _random_numbers(text: str, rng: Any) -> Any:
     return rng if is_array(rng) else np.random.default_rng(rng)
 
 
-def _entropies(
-    text: str, entropy: Any, threshold: Any, rewards: Array, layout: Layout, *, check: bool
-) -> tuple[Array, Any]:
+def _entropies(text: str, inputs: CallInputs, rewards: Array, layout: Layout) -> dict[str, Any]:
     """Mean response entropy per group, (groups,), and the threshold to compare it with."""
+    entropy, threshold = inputs.get("entropy"), inputs.get("entropy_threshold")
     if entropy is None:
         raise ValueError(f"objective {text} looks at entropy: entropy= is needed, one per group")
     values, _ = as_float64(entropy, "entropy")
@@ -209,14 +185,15 @@ def _entropies(
             f"entropy must be per group ({layout.groups} of them) or per sample "
             f"{tuple(rewards.shape)}, got {tuple(values.shape)}"
         )
-    if not check:
+    if not inputs.get("check", True):
         if threshold is None:
             raise ValueError(
                 f"objective {text} with check=False needs entropy_threshold=: the median "
                 "over a batch cannot be taken from one traced group"
             )
         xp = array_namespace(values)
-        return (xp.mean(values, axis=-1) if by_sample else values).reshape(-1), threshold
+        means = (xp.mean(values, axis=-1) if by_sample else values).reshape(-1)
+        return {"entropy": means, "threshold": threshold}
     host = as_numpy(values)
     per_group = _means_by_group(host, layout) if by_sample else host.reshape(-1)
     used = np.concatenate([in_bucket(per_group, bucket) for bucket in layout.buckets] or [[]])
@@ -227,7 +204,8 @@ def _entropies(
         )
     if threshold is None:
         threshold = np.median(used) if used.size else 0.0
-    return constant(per_group, rewards), finite_number("entropy_threshold", threshold)
+    threshold = finite_number("entropy_threshold", threshold)
+    return {"entropy": constant(per_group, rewards), "threshold": threshold}
 
 
 def _means_by_group(values: np.ndarray, layout: Layout) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 from array_api_compat import array_namespace
 
@@ -18,7 +18,14 @@ from . import off_policy as off
 from .catalog import Claim
 from .grammar import Stage, Term, parse, requirement
 from .inputs import read_inputs
-from .options import INPUTS, finite_number, finite_numbers, own_options, with_weights
+from .options import (
+    INPUTS,
+    CallInputs,
+    finite_number,
+    finite_numbers,
+    own_options,
+    with_weights,
+)
 from .terms import OffPolicy, RatioUse, advantages_of_term
 
 
@@ -122,57 +129,29 @@ class Objective:
             raise ValueError(f"progress is the share of the run done, in [0, 1], got {progress}")
         return [stage for stage in self.stages if stage.start <= progress + 1e-12][-1].terms
 
-    def __call__(
-        self,
-        rewards: Any,
-        *,
-        scores: Any = None,
-        answers: Any = None,
-        tokens: Any = None,
-        log_ratio: Any = None,
-        entropy: Any = None,
-        entropy_threshold: float | None = None,
-        live: Any = None,
-        groups: Any = None,
-        progress: float | None = None,
-        rng: Any = None,
-        sample_weights: Any = None,
-        check: bool = True,
-    ) -> Array:
+    def __call__(self, rewards: Any, **inputs: Unpack[CallInputs]) -> Array:
         """Advantages (..., n) for rewards (..., n): zeros where not live.
 
         Plain numbers: no gradient flows through them, whatever the inputs were made of.
 
         Args:
             rewards: real numbers; NaN marks a sample that could not be scored (not live).
-            scores: what chooses a sample at deployment (select@k), the shape of rewards; -inf loses
-                to every number. Rewards say what the chosen sample is worth.
-            answers: what votes (maj@k), the shape of rewards: equal values are one answer; None and
-                NaN do not vote.
-            tokens: how many a draw took (retry@k:tokens), the shape of rewards.
-            log_ratio: log π_θ - log π_old of each whole completion, the shape of rewards.
-            entropy: mean response entropy, per group or per sample (adaptive design).
-            entropy_threshold: by default the median over the groups of this call.
-            live: True where a sample counts, the shape of rewards.
-            groups: a group id per sample, in any order; rewards are then one row.
-            progress: the share of the run done (schedules).
-            rng: a NumPy generator or a seed (designs that draw random sets); or the uniform random
-                numbers themselves, an array of the shape of rewards (`:full`), (..., n, n)
-                (`:bootstrap`) or (..., n, draws) (`select@k:soft`), which tracing needs.
-            sample_weights: α > 0 of samples of one prompt that come from several policies, the
-                shape of rewards or one row for all groups; log_ratio is then to each sample's own
-                policy. Fixed before the samples are seen (`off_policy.pooled`); exact form only.
-            check: False never looks at the values, so that jax.jit, jax.vmap, torch.func.vmap and
-                torch.compile can trace the call. Rewards must then be finite, all live and, where
-                the objective asks for it, 0/1; log-ratios must be finite.
-
-        Inputs that the objective does not need are ignored: `needs` names those it does.
+            inputs: those of `CallInputs`. `needs` names those that this objective looks at; others
+                are ignored.
 
         Raises:
+            TypeError: there is no such input.
             ValueError: a needed input is missing (by name); a group too small for the objective
                 (`small_groups` decides about groups that lost samples); values out of range.
         """
-        terms = self.at(progress)
+        for name in inputs:
+            if name not in INPUTS:
+                raise TypeError(
+                    f"objective {self.text} has no input {name!r}; {choices(name, INPUTS)}"
+                )
+        live, groups = inputs.get("live"), inputs.get("groups")
+        check = inputs.get("check", True)
+        terms = self.at(inputs.get("progress"))
         rewards, restore = as_float64(rewards, "rewards")
         if self.threshold is not None or any(term.entry.zero_one for term in terms):
             rewards = zero_one(rewards, self.threshold, f"objective {self.text}", live, check=check)
@@ -190,41 +169,27 @@ class Objective:
             small_groups=self.small_groups,
             check=check,
         )
-        if sample_weights is not None and self.off_policy != "exact":
+        if inputs.get("sample_weights") is not None and self.off_policy != "exact":
             raise ValueError(
                 "sample_weights belong to off_policy='exact', the one form for samples of several "
                 f"policies, got {self.off_policy!r}"
             )
-        inputs = read_inputs(
-            self.text,
-            terms,
-            rewards,
-            layout,
-            scores=scores,
-            answers=answers,
-            tokens=tokens,
-            log_ratio=log_ratio,
-            sample_weights=sample_weights,
-            entropy=entropy,
-            entropy_threshold=entropy_threshold,
-            rng=rng,
-            check=check,
-        )
+        read = read_inputs(self.text, terms, rewards, layout, inputs)
         use = RatioUse(self.off_policy, self.truncate, self.self_normalise, self.clamp)
         pieces = []
         for bucket in layout.buckets:
-            part, here = gather(rewards, bucket), inputs.of(bucket, check=check)
+            part, here = gather(rewards, bucket), read.of(bucket, check=check)
             result: Array = None
             for term in terms:
                 share = advantages_of_term(term, part, here, use, self.options, check=check)
                 result = share if result is None else result + share
             if here.log_ratio is not None and self.trust_region is not None:
                 xp = array_namespace(result)
-                kept = off.inside_region(result, here.log_ratio, *self.trust_region, check=check)
-                result = xp.where(kept, result, xp.zeros_like(result))
+                inside = off.inside_region(result, here.log_ratio, *self.trust_region, check=check)
+                result = xp.where(inside, result, xp.zeros_like(result))
             pieces.append(result)
-        whole = scatter(pieces, layout, rewards)
-        return fits(restore(whole), whole) if check else restore(whole)
+        wide = scatter(pieces, layout, rewards)
+        return fits(restore(wide), wide) if check else restore(wide)
 
 
 def objective(
@@ -348,7 +313,7 @@ def advantages(
     Args:
         rewards: real numbers, (..., n), or one row of samples with groups=; NaN where not scored.
         objective_: a string such as "max@8", or an Objective.
-        scores, ..., check: as in `Objective.__call__`.
+        scores, ..., check: as in `CallInputs`.
         options: where a string is given, those of `objective` (weights, threshold, ...).
 
     >>> advantages([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], "max@2")

@@ -32,12 +32,12 @@ from bestofk.procedures.arrays import (
     without_gradient,
 )
 from bestofk.procedures.binomials import log_binomial, shares_with_company
+from bestofk.procedures.importance import pooled
 from bestofk.procedures.maximum import MAX
 from bestofk.procedures.symmetric_sums import (
     LARGEST_LOG,
     best_of_subsets,
     by_rank,
-    log_elementary,
     scaled,
 )
 
@@ -131,28 +131,6 @@ def off_policy_max_at_k(
         half = xp.exp(xp.where(idle, xp.zeros_like(log_scale), log_scale) / 2)
         result = best * half * half
     return result.reshape(values.shape[:-1])
-
-
-def pooled(log_ratio: Array, log_alpha: Array, k: int, *, check: bool = True) -> Array:
-    """Log-ratios with which J_k and its advantages are those of samples of several policies.
-
-        J_α = Σ_{|I|=k} Π_{j∈I} α_j ρ_j · max_{j∈I} r_j / e_k(α),    ρ_j = π_θ(y_j)/μ_j(y_j)
-
-    y_j ~ μ_j independent, α_j > 0 fixed before the samples are seen, for example by their age. It
-    is J_k of log ρ + log α + (log C(n,k) - log e_k(α))/k, which this function returns.
-
-    Claim: J_α and its gradient are unbiased for max@k of π_θ, because every k-subset is; baselines
-    likewise. So k may exceed the number of fresh samples. θ must not have been trained on any of
-    them: samples of an earlier epoch bring a bias through θ.
-
-    Args:
-        log_ratio, log_alpha: (..., n).
-        k: how many samples the objective looks at.
-        check: False for tracing.
-    """
-    n = log_ratio.shape[-1]
-    whole = log_elementary(log_alpha.reshape(-1, n), k, check=check).reshape(log_ratio.shape[:-1])
-    return log_ratio + log_alpha + ((log_binomial(n, k) - whole) / k)[..., None]
 
 
 def weights_of_samples(weights: Any, rewards: Array) -> Array:
@@ -349,8 +327,8 @@ def clipped_advantages(
     logs, _ = as_float64(log_ratio, "log_ratio")
     xp = array_namespace(values)
     lower = -math.log1p(-low) if low < 1 else math.inf
-    kept = trust_region_mask(values, logs, lower, math.log1p(high))
-    result = xp.where(kept, values * xp.exp(logs), xp.zeros_like(values))
+    inside = trust_region_mask(values, logs, lower, math.log1p(high))
+    result = xp.where(inside, values * xp.exp(logs), xp.zeros_like(values))
     if kl:
         reference, _ = as_float64(reference_log_ratio, "reference_log_ratio")
         result = result + kl * xp.expm1(-reference)

@@ -157,8 +157,8 @@ def tailrl(rewards: Array) -> Array:
     """
     xp = array_namespace(rewards)
     ordered, order = sort_with_order(rewards)
-    left = constant(survivors(rewards.shape[-1]), ordered)
-    climbed = cumulative_sum((ordered[..., 1:] - ordered[..., :-1]) / left)
+    share = constant(survivors(rewards.shape[-1]), ordered)
+    climbed = cumulative_sum((ordered[..., 1:] - ordered[..., :-1]) / share)
     climbed = xp.concat([xp.zeros_like(climbed[..., :1]), climbed], axis=-1)
     return unsort(dr_grpo(climbed), order)
 

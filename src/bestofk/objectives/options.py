@@ -1,4 +1,4 @@
-"""Options of objectives: each in its range, or an error that names it."""
+"""What objectives take by name: inputs of a call, and options, each in its range."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from bestofk.messages import choices, unknown
 from bestofk.procedures.arrays import positive_integer
@@ -14,8 +14,45 @@ from bestofk.procedures.subsets import CONTROLS
 
 from .grammar import Stage, Term
 
-INPUTS = ("scores", "answers", "tokens", "log_ratio", "entropy", "entropy_threshold", "live",
-          "groups", "progress", "rng", "sample_weights", "check")  # fmt: skip
+
+class CallInputs(TypedDict, total=False):
+    """What an objective is called with beside rewards."""
+
+    scores: Any
+    """What chooses a sample at deployment (select@k), the shape of rewards; -inf loses to every
+    number. Rewards say what the chosen sample is worth."""
+    answers: Any
+    """What votes (maj@k), the shape of rewards: equal values are one answer; None and NaN do not
+    vote."""
+    tokens: Any
+    """How many a draw took (retry@k:tokens), the shape of rewards."""
+    log_ratio: Any
+    """log π_θ - log π_old of each whole completion, the shape of rewards."""
+    entropy: Any
+    """Mean response entropy, per group or per sample (adaptive design)."""
+    entropy_threshold: float | None
+    """By default the median over the groups of this call."""
+    live: Any
+    """True where a sample counts, the shape of rewards."""
+    groups: Any
+    """A group id per sample, in any order; rewards are then one row."""
+    progress: float | None
+    """The share of the run done (schedules)."""
+    rng: Any
+    """A NumPy generator or a seed (designs that draw random sets); or the uniform random numbers
+    themselves, an array of the shape of rewards (`:full`), (..., n, n) (`:bootstrap`) or
+    (..., n, draws) (`select@k:soft`), which tracing needs."""
+    sample_weights: Any
+    """α > 0 of samples of one prompt that come from several policies, the shape of rewards or one
+    row for all groups; log_ratio is then to each sample's own policy. Fixed before the samples are
+    seen (`procedures.importance.pooled`); exact form only."""
+    check: bool
+    """False never looks at the values, so that jax.jit, jax.vmap, torch.func.vmap and torch.compile
+    can trace the call. Rewards must then be finite, all live and, where the objective asks for it,
+    0/1; log-ratios must be finite."""
+
+
+INPUTS = tuple(CallInputs.__annotations__)
 OPTIONS = ("weights", "off_policy", "truncate", "self_normalise", "clamp", "threshold",
            "small_groups", "trust_region")  # fmt: skip
 
@@ -30,6 +67,16 @@ MISSING = {
     "accuracy_threshold=0.8",
 }
 """What to write for an option without a default."""
+RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "price": ("what one draw costs, a number of at least 0", lambda x: x >= 0),
+    "stop": ("the reward at which no more is drawn", math.isfinite),
+    "beta": ("a positive number", lambda x: x > 0),
+    "accuracy_threshold": (
+        "the share of correct samples above which a prompt is dropped, in [0, 1]",
+        lambda x: 0 <= x <= 1,
+    ),
+}
+"""What the number is, and whether it is in range."""
 
 
 def finite_number(
@@ -82,13 +129,15 @@ def own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> M
     chosen = {name: value for term in terms for name, value in term.entry.options.items()}
     for name in given:
         if name not in chosen:
-            known = choices(name, [*chosen, *OPTIONS, *INPUTS])
-            raise ValueError(f"objective {text} has no option or input {name!r}; {known}")
+            way_out = choices(name, [*chosen, *OPTIONS, *INPUTS])
+            raise ValueError(f"objective {text} has no option or input {name!r}; {way_out}")
     chosen |= given
     for name, value in chosen.items():
         if value is ...:
             raise ValueError(f"objective {text} needs {name}=, {MISSING[name]}")
-        if name == "sets" and value is not None:
+        if name in RANGES:
+            chosen[name] = finite_number(name, value, *RANGES[name])
+        elif name == "sets" and value is not None:
             chosen[name] = positive_integer(value, name)
         elif name == "value" and not _takes_three(value):
             raise ValueError(
@@ -97,16 +146,6 @@ def own_options(text: str, terms: Sequence[Term], given: Mapping[str, Any]) -> M
             )
         elif name == "control" and value not in (None, *CONTROLS):
             raise unknown("control", value, list(CONTROLS))
-        elif name == "price":
-            what = "what one draw costs, a number of at least 0"
-            chosen[name] = finite_number(name, value, what, lambda x: x >= 0)
-        elif name == "stop":
-            chosen[name] = finite_number(name, value, "the reward at which no more is drawn")
-        elif name == "beta":
-            chosen[name] = finite_number(name, value, "a positive number", lambda x: x > 0)
-        elif name == "accuracy_threshold":
-            what = "the share of correct samples above which a prompt is dropped, in [0, 1]"
-            chosen[name] = finite_number(name, value, what, lambda x: 0 <= x <= 1)
         elif name == "coefficients":
             chosen[name] = alphas = finite_numbers(name, value)
             for term in terms:

@@ -99,12 +99,12 @@ def _uniform(rng: np.random.Generator | Array, shape: tuple[int, ...], like: Arr
     """Uniform random numbers: drawn from a generator, or given as an array."""
     if not is_array(rng):
         return constant(rng.random(shape), like)
-    given, _ = as_float64(rng, "rng")
-    if given.shape[-1] != shape[-1] or math.prod(given.shape) != math.prod(shape):
+    draws, _ = as_float64(rng, "rng")
+    if draws.shape[-1] != shape[-1] or math.prod(draws.shape) != math.prod(shape):
         raise ValueError(
-            f"rng as an array holds one uniform number per draw, {shape}, got {tuple(given.shape)}"
+            f"rng as an array holds one uniform number per draw, {shape}, got {tuple(draws.shape)}"
         )
-    return given.reshape(shape)
+    return draws.reshape(shape)
 
 
 def exceeding(rewards: Array, k: int) -> Array:

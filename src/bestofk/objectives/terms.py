@@ -11,6 +11,7 @@ from array_api_compat import array_namespace, is_torch_array
 
 from bestofk.procedures import MAX
 from bestofk.procedures.arrays import Array, by_blocks
+from bestofk.procedures.importance import pooled
 from bestofk.procedures.symmetric_sums import scaled
 
 from . import off_policy as off
@@ -44,60 +45,46 @@ def advantages_of_term(
     check: bool,
 ) -> Array:
     """(groups, n) → (groups, n), times the share of the term in its mixture."""
+    chosen = {name: options[name] for name in term.entry.options}
     if inputs.log_ratio is not None and use.form != "none":
-        result = _off_policy(term, rewards, inputs, use, options, check=check)
+        result = _off_policy(term, rewards, inputs, use, chosen, check=check)
     else:
-        result = _on_policy(term, rewards, inputs, options, check=check)
+        result = _on_policy(term, rewards, inputs, chosen, check=check)
     return result if term.weight == 1.0 else term.weight * result
 
 
 def _off_policy(
-    term: Term,
-    rewards: Array,
-    inputs: Inputs,
-    use: RatioUse,
-    options: Mapping[str, Any],
-    *,
-    check: bool,
+    term: Term, rewards: Array, inputs: Inputs, use: RatioUse, chosen: Any, *, check: bool
 ) -> Array:
     procedure, baseline = term.entry.procedure, term.entry.baseline
     assert procedure.off_policy is not None  # `_log_ratios` has looked
     assert baseline is not None
     ratios = off.truncated(inputs.log_ratio, use.truncate)
-    needed = inputs.arguments(procedure.needs)
-    needed |= {name: options[name] for name in term.entry.options}
+    chosen = inputs.arguments(procedure.needs) | chosen
     if use.form == "first-order":
         return off.first_order(rewards, ratios, term.k, baseline=baseline, clamp=use.clamp)
     if use.form == "own-ratio":  # corrects each sample, ignores its siblings: biased
-        on_policy = procedure.weights[baseline](rewards, term.k, **needed)
+        on_policy = procedure.weights[baseline](rewards, term.k, **chosen)
         return scaled(on_policy, ratios, check=check)
-    if inputs.log_alpha is not None:
-        ratios = off.pooled(ratios, inputs.log_alpha, term.k, check=check)
+    if inputs.log_alpha is not None and procedure.weighs_sizes:
+        chosen["log_alpha"] = inputs.log_alpha
+    elif inputs.log_alpha is not None:
+        ratios = pooled(ratios, inputs.log_alpha, term.k, check=check)
+    form: dict[str, Any] = {"baseline": baseline, "self_normalise": use.self_normalise}
     if is_torch_array(rewards) and procedure is MAX and _compiling():
         from .torch_operator import operator
 
-        return operator(rewards, ratios, term.k, baseline, use.self_normalise)
-    return procedure.off_policy(
-        rewards,
-        ratios,
-        term.k,
-        baseline=baseline,
-        self_normalise=use.self_normalise,
-        check=check,
-        **needed,
-    )
+        return operator(rewards, ratios, term.k, **form)
+    return procedure.off_policy(rewards, ratios, term.k, check=check, **form, **chosen)
 
 
-def _on_policy(
-    term: Term, rewards: Array, inputs: Inputs, options: Mapping[str, Any], *, check: bool
-) -> Array:
+def _on_policy(term: Term, rewards: Array, inputs: Inputs, chosen: Any, *, check: bool) -> Array:
     entry, xp = term.entry, array_namespace(rewards)
     if check and entry.caution and bool(xp.all((rewards == 0) | (rewards == 1))):
         warnings.warn(f"{term.text}: {entry.caution}", ObjectiveWarning, stacklevel=5)
-    chosen = {name: options[name] for name in entry.options}
     if term.coefficients is not None:
-        chosen["coefficients"] = term.coefficients
-    chosen |= inputs.arguments(entry.needs)
+        chosen = {"coefficients": term.coefficients}
+    chosen = chosen | inputs.arguments(entry.needs)
     size = [term.k] if entry.takes_k else []
 
     def function(block: Array) -> Array:

@@ -18,10 +18,10 @@ def operator(
     rewards: torch.Tensor, log_ratio: torch.Tensor, k: int, baseline: str, self_normalise: bool
 ) -> torch.Tensor:
     """`importance.exact` without checks."""
-    given: torch.Tensor = exact(
+    result: torch.Tensor = exact(
         rewards, log_ratio, k, baseline=baseline, self_normalise=self_normalise, check=False
     )
-    return given.contiguous()
+    return result.contiguous()
 
 
 @operator.register_fake

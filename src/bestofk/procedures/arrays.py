@@ -293,12 +293,12 @@ def scan(
 
         arrays = tuple(stacked(each) for each in inputs)
         return jax.lax.scan(step, state, arrays, reverse=reverse)
-    given = []
+    results = []
     order = range(len(inputs[0]))
     for i in reversed(order) if reverse else order:
         state, result = step(state, tuple(each[i] for each in inputs))
-        given.append(result)
-    return state, tuple(zip(*(reversed(given) if reverse else given)))
+        results.append(result)
+    return state, tuple(zip(*(reversed(results) if reverse else results)))
 
 
 def stacked(values: Any) -> Array:

@@ -25,10 +25,10 @@ def _cached(size: int) -> Callable[[Table], Table]:
     """Cache a table of (n, k); torch.compile takes it as a constant instead of tracing it."""
 
     def cached(function: Table) -> Table:
-        kept = lru_cache(maxsize=size)(function)
+        remembered = lru_cache(maxsize=size)(function)
 
         def constant(*sizes: Any) -> Any:
-            return kept(*sizes)
+            return remembered(*sizes)
 
         constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

@@ -167,18 +167,18 @@ def named_coefficients(name: str, k: int) -> tuple[float, ...]:
     "top<m>", "bottom<m>" or "atleast<m>" of k."""
     if name == "median":
         return tuple((float(j == (k - 1) // 2) + float(j == k // 2)) / 2 for j in range(k))
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(top|bottom|atleast)(\d+)", "bottom1" if name in ("min", "all") else name
     )
-    if not found:
+    if not match:
         raise ValueError(f"an L-statistic is min, median, top<m> or bottom<m>, got {name!r}")
-    m = int(found[2])
+    m = int(match[2])
     if not 1 <= m <= k:
         raise ValueError(f"cannot take {m} of {k} samples: need 1 ≤ m ≤ k")
-    if found[1] == "atleast":  # of 0/1 rewards: the m-th best
+    if match[1] == "atleast":  # of 0/1 rewards: the m-th best
         return tuple(float(j == k - m) for j in range(k))
     lowest = (1.0 / m,) * m + (0.0,) * (k - m)
-    return lowest if found[1] == "bottom" else lowest[::-1]
+    return lowest if match[1] == "bottom" else lowest[::-1]
 
 
 def zero_one(

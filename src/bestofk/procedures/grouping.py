@@ -90,8 +90,8 @@ def lay_out(
             "check=False takes whole groups, (..., n) with every sample live: groups= and live= "
             "depend on the data and cannot be traced"
         )
-    whole = not check or all_good(rewards)
-    if groups is None and live is None and whole:
+    is_clean = not check or all_good(rewards)
+    if groups is None and live is None and is_clean:
         n, count = int(shape[-1]), math.prod(shape[:-1])
         if n < minimum:
             raise ValueError(f"{need}, got {n}{why}")

@@ -18,6 +18,7 @@ from .symmetric_sums import (
     by_rank,
     gain_over_normalised_others,
     lead_over_others,
+    log_elementary,
     scaled,
     with_and_without,
 )
@@ -85,6 +86,28 @@ def exact(
     return array_namespace(rewards).concat(pieces, axis=0).reshape(rewards.shape)
 
 
+def pooled(log_ratio: Array, log_alpha: Array, k: int, *, check: bool = True) -> Array:
+    """Log-ratios with which J_k and its advantages are those of samples of several policies.
+
+        J_α = Σ_{|I|=k} Π_{j∈I} α_j ρ_j · max_{j∈I} r_j / e_k(α),    ρ_j = π_θ(y_j)/μ_j(y_j)
+
+    y_j ~ μ_j independent, α_j > 0 fixed before the samples are seen, for example by their age. It
+    is J_k of log ρ + log α + (log C(n,k) - log e_k(α))/k, which this function returns.
+
+    Claim: J_α and its gradient are unbiased for max@k of π_θ, because every k-subset is; baselines
+    likewise. So k may exceed the number of fresh samples. θ must not have been trained on any of
+    them: samples of an earlier epoch bring a bias through θ.
+
+    Args:
+        log_ratio, log_alpha: (..., n).
+        k: how many samples the objective looks at.
+        check: False for tracing.
+    """
+    n = log_ratio.shape[-1]
+    log_sum = log_elementary(log_alpha.reshape(-1, n), k, check=check).reshape(log_ratio.shape[:-1])
+    return log_ratio + log_alpha + ((log_binomial(n, k) - log_sum) / k)[..., None]
+
+
 def _exact(
     rewards: Array,
     log_ratio: Array,
@@ -102,8 +125,8 @@ def _exact(
     below = ordered - ordered[-1:]  # equal rewards become zeros
     if normalise:
         both = xp.stack([below, xp.ones_like(below)], axis=1)
-        with_i, _, whole = with_and_without(both, tosses.with_channels(), k, last)
-        best, share = whole[0], whole[1]
+        with_i, _, total = with_and_without(both, tosses.with_channels(), k, last)
+        best, share = total[0], total[1]
         bracket = with_i[:, 0] - best / share * with_i[:, 1]
         result = n * n / (n - k) * tosses.heads * bracket / share
     else:
@@ -141,9 +164,9 @@ def weigh(
     """
     xp = array_namespace(tosses.heads)
     n = tosses.heads.shape[0]
-    with_i, without_i, whole, reference = sums(k)
+    with_i, without_i, total, reference = sums(k)
     if self_normalise:
-        bracket = with_i - whole / ones[2] * ones[0]
+        bracket = with_i - total / ones[2] * ones[0]
         return n * n / (n - k) * tosses.heads * bracket / ones[2]
     if baseline == "none":
         bracket = with_i + reference * ones[0]

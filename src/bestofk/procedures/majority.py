@@ -51,7 +51,7 @@ def numbered(answers: np.ndarray) -> np.ndarray:
     """
     numbers: dict[Any, int] = {}
     try:
-        found = [
+        labels = [
             -1 if each is None or each != each else numbers.setdefault(each, len(numbers))
             for each in answers.reshape(-1).tolist()
         ]
@@ -59,7 +59,7 @@ def numbered(answers: np.ndarray) -> np.ndarray:
         raise ValueError(
             f"answers must be texts, numbers, tuples or None ({error}): turn others into texts"
         ) from None
-    return np.array(found, dtype=np.int64).reshape(answers.shape)
+    return np.array(labels, dtype=np.int64).reshape(answers.shape)
 
 
 def whole_votes(scores: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ def votes_by_k(
     first = first[np.argsort(-means[first], kind="stable")]  # the best first, for ties-count
     members = [np.flatnonzero(labels == labels[at]) for at in first]
     coins = [_chances(extra[at], marks[at], share, k_max) for at in members]
-    most = [len(at) + int(extra[at].sum()) for at in members]
+    most_votes = [len(at) + int(extra[at].sum()) for at in members]
     tallies = _tallies([chances for chances, _ in coins])
     split = [_split(chances, tallies) for chances, _ in coins]
     total = np.zeros(k_max + 1)
@@ -119,7 +119,7 @@ def votes_by_k(
             if not own.any():
                 continue
             size = k_max + 1 - int(np.flatnonzero(own)[0])
-            able = [b for b in range(len(coins)) if b != answer and most[b] >= tally]
+            able = [b for b in range(len(coins)) if b != answer and most_votes[b] >= tally]
             beaten = n - len(members[answer]) - sum(len(members[b]) for b in able)
             ways = _multiplied(np.ones(1), binomial(beaten, share), size)[None]
             for b in able:
@@ -172,17 +172,17 @@ def _chances(
 
 def _tallies(coins: list[np.ndarray]) -> np.ndarray:
     """The numbers of votes that some answer can have."""
-    found = {int(u + x) for each in coins for u, x in np.argwhere(each) if u > 0}
-    return np.array(sorted(found), dtype=np.int64)
+    tallies = {int(u + x) for each in coins for u, x in np.argwhere(each) if u > 0}
+    return np.array(sorted(tallies), dtype=np.int64)
 
 
 def _split(coins: np.ndarray, tally: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Chances by heads of fewer votes than the tally, and of as many: (..., u)."""
-    u, most = np.arange(len(coins)), coins.shape[1]
+    u, columns = np.arange(len(coins)), coins.shape[1]
     room = np.asarray(tally)[..., None] - u
     sums = np.concatenate([np.zeros((len(coins), 1)), np.cumsum(coins, axis=1)], axis=1)
-    level = np.where((room >= 0) & (room < most), coins[u, np.clip(room, 0, most - 1)], 0.0)
-    return sums[u, np.clip(room, 0, most)], level
+    level = np.where((room >= 0) & (room < columns), coins[u, np.clip(room, 0, columns - 1)], 0.0)
+    return sums[u, np.clip(room, 0, columns)], level
 
 
 def vote_by_k(
@@ -244,8 +244,8 @@ def _nodes(tallies: np.ndarray, ties: Ties, k: int, most_votes: int) -> tuple[np
         rivals = k // -(-int(votes) // most_votes) - 1  # that can tie: the degree in y
         points, weight = _gauss_legendre(max(rivals, 0) // 2 + 1)
         parts.append(np.stack([np.full(len(weight), votes), (points + 1) / 2, weight / 2]))
-    found = np.concatenate(parts, axis=1) if parts else np.zeros((3, 0))
-    return found[0].astype(np.int64), found[1], found[2]
+    terms = np.concatenate(parts, axis=1) if parts else np.zeros((3, 0))
+    return terms[0].astype(np.int64), terms[1], terms[2]
 
 
 @lru_cache(256)
@@ -294,12 +294,12 @@ def _with_and_without(
     reference: the reward of the answer with most votes, so that no signal gives exact zeros; or,
     where nothing is to be centred, 0, so that nothing cancels."""
     means = means_of_answers(rewards, labels)
-    found = np.unique(labels[labels >= 0])
-    first = [int((labels == each).argmax()) for each in found]
-    found = found[np.argsort(-means[first], kind="stable")]  # the best first, for ties-count
-    classes = [np.flatnonzero(labels == each) for each in (-1, *found)]
-    most = max(classes[1:], key=lambda each: votes[each].sum(), default=classes[0][:0])
-    reference = float(means[most[0]]) if most.size and is_centred else 0.0
+    names = np.unique(labels[labels >= 0])
+    first = [int((labels == each).argmax()) for each in names]
+    names = names[np.argsort(-means[first], kind="stable")]  # the best first, for ties-count
+    classes = [np.flatnonzero(labels == each) for each in (-1, *names)]
+    leaders = max(classes[1:], key=lambda each: votes[each].sum(), default=classes[0][:0])
+    reference = float(means[leaders[0]]) if leaders.size and is_centred else 0.0
     coins = [
         _coins(heads[at], tails[at], rewards[at] - reference, votes[at] - 1, k) for at in classes
     ]
@@ -325,7 +325,7 @@ def _with_and_without(
         state = factors[-1][0] @ state + factors[-1][1] @ (state @ step)
         state[..., PAID] += (factors[-1][2] @ before[-1][..., LOST, None])[..., 0]
     ends = [PAID, TIED][: step.shape[-1] // 2]
-    whole = float(weight @ state[:, k, ends].sum(axis=-1))
+    total = float(weight @ state[:, k, ends].sum(axis=-1))
     after = np.zeros_like(state)
     after[:, k, ends] = weight[:, None]
     with_i, without_i = np.zeros(len(labels)), np.zeros(len(labels))
@@ -354,7 +354,7 @@ def _with_and_without(
         back = np.swapaxes(fewer, 1, 2) @ after + back
         back[..., LOST] += (np.swapaxes(pays, 1, 2) @ after[..., PAID, None])[..., 0]
         after = back
-    return with_i, without_i, whole, reference
+    return with_i, without_i, total, reference
 
 
 def _shifts_of_all(states: np.ndarray) -> np.ndarray:
@@ -366,12 +366,12 @@ def _back_to_coins(
     in_fewer: np.ndarray, in_level: np.ndarray, win: np.ndarray, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Derivatives in an answer's chances (u, x), from those in `_split` of them."""
-    u, most = np.arange(shape[0]), shape[1]
+    u, columns = np.arange(shape[0]), shape[1]
     room = win[:, None] - u
-    below, level = np.zeros((shape[0], most + 1)), np.zeros(shape)
+    below, level = np.zeros((shape[0], columns + 1)), np.zeros(shape)
     rows = np.broadcast_to(u, room.shape)
-    np.add.at(below, (rows, np.clip(room, 0, most)), in_fewer)
-    fits = (room >= 0) & (room < most)
+    np.add.at(below, (rows, np.clip(room, 0, columns)), in_fewer)
+    fits = (room >= 0) & (room < columns)
     np.add.at(level, (rows[fits], room[fits]), in_level[fits])
     return level + np.cumsum(below[:, :0:-1], axis=1)[:, ::-1]
 
@@ -398,7 +398,7 @@ def weights(
     tosses = toss(logs.T, k)
 
     def sums(size: int) -> tuple[np.ndarray, ...]:
-        found = [
+        by_group = [
             _with_and_without(
                 host[row],
                 answers[row],
@@ -411,7 +411,7 @@ def weights(
             )
             for row, (heads, tails) in enumerate(zip(tosses.heads.T, tosses.tails.T))
         ]
-        return tuple(np.stack(each, axis=-1) for each in zip(*found))
+        return tuple(np.stack(each, axis=-1) for each in zip(*by_group))
 
     ones = with_and_without(np.ones(logs.T.shape), tosses, k)
     result = weigh(sums, ones, tosses, k, baseline=baseline, self_normalise=self_normalise).T

@@ -18,6 +18,7 @@ One pass of n steps forward over the samples and one back sum f_m over all sets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from array_api_compat import array_namespace, device
 from bestofk.types import reaches
 
 from .arrays import Array, scan, stacked
-from .importance import exact, weigh
+from .importance import exact, pooled, weigh
 from .maximum import MAX
 from .procedure import Procedure, by_baseline
 from .selection import SELECT, chosen_by_k
@@ -59,7 +60,7 @@ def weights(
     if tokens is not None and price:
         logs = array_namespace(rewards).zeros_like(rewards)
         form: dict[str, Any] = {"baseline": baseline, "self_normalise": False, "check": False}
-        return total - price * _token_weights(tokens, passes, logs, k, **form)
+        return total - price * _token_weights(tokens, passes, lambda _: logs, k, **form)
     for j in range(1, k if price else 1):
         total = total + price * MAX.weights[baseline](passes, j)
     return total
@@ -73,36 +74,53 @@ def off_policy(
     price: float,
     stop: float = 1.0,
     tokens: Array | None = None,
+    log_alpha: Array | None = None,
     **form: Any,
 ) -> Array:
-    """The same with log-ratios; `form` as in `importance.exact`."""
+    """The same with log-ratios; `form` as in `importance.exact`, `log_alpha` as in `Procedure`."""
+
+    def ratios(size: int) -> Array:
+        if log_alpha is None:
+            return log_ratio
+        return pooled(log_ratio, log_alpha, size, check=form["check"])
+
     passes, scores = _passes_and_scores(rewards, stop)
-    total = exact(rewards, log_ratio, k, scores=scores, **form)
+    total = exact(rewards, ratios(k), k, scores=scores, **form)
     if tokens is not None and price:
-        return total - price * _token_weights(tokens, passes, log_ratio, k, **form)
+        return total - price * _token_weights(tokens, passes, ratios, k, **form)
     for j in range(1, k if price else 1):
-        total = total + price * exact(passes, log_ratio, j, **form)
+        total = total + price * exact(passes, ratios(j), j, **form)
     return total
 
 
 def _token_weights(
-    tokens: Array, passes: Array, log_ratio: Array, k: int, *, baseline: str, **form: Any
+    tokens: Array,
+    passes: Array,
+    ratios: Callable[[int], Array],
+    k: int,
+    *,
+    baseline: str,
+    check: bool,
+    self_normalise: bool,
 ) -> Array:
-    """Advantages of E[tokens]; exactly 0 where all sets take the same."""
+    """Advantages of E[tokens]; exactly 0 where all sets take the same.
+
+    Args:
+        ratios: the log-ratios of sets of a size.
+    """
     xp = array_namespace(tokens)
-    spent, fails, logs = (
-        xp.permute_dims(each, (1, 0)) for each in (tokens, 1.0 - passes, log_ratio)
-    )
+    spent, fails = (xp.permute_dims(each, (1, 0)) for each in (tokens, 1.0 - passes))
+    form: dict[str, Any] = {"baseline": baseline, "self_normalise": self_normalise, "check": check}
     total = xp.zeros_like(spent)
     for m in range(1, k + 1):
-        tosses = toss(logs, m, check=form.get("check", True))
+        tosses = toss(xp.permute_dims(ratios(m), (1, 0)), m, check=check)
         ones = with_and_without(xp.ones_like(spent), tosses, m)
 
         def sums(size: int, m: int = m, tosses: Tosses = tosses) -> tuple[Array, ...]:
             paid = spent if size == m else spent * fails  # of m - 1 others, if all of them fail
             return (*_token_sums(paid, fails, tosses, size), 0.0)
 
-        total = total + weigh(sums, ones, tosses, m, baseline=baseline, **form)
+        total = total + weigh(sums, ones, tosses, m, **form)
     if baseline != "none":
         same = xp.all(spent == spent[:1], axis=0)
         if k > 1:
@@ -168,8 +186,8 @@ def draws_by_k(rewards: Array, k_max: int, stop: float = 1.0, tokens: Array | No
     zero, total = xp.zeros_like(fails - j), 0.0
     for drawn, others in ((passes, fails), (1.0 - passes, fails - 1.0)):
         spent = xp.sum(tokens * drawn, axis=-1, keepdims=True) / n
-        left = xp.where(others > j, (others - j) / (n - 1 - j), zero)
-        chance = xp.concat([xp.ones_like(fails), xp.cumulative_prod(left, axis=1)], axis=1)
+        fail_again = xp.where(others > j, (others - j) / (n - 1 - j), zero)
+        chance = xp.concat([xp.ones_like(fails), xp.cumulative_prod(fail_again, axis=1)], axis=1)
         total = total + xp.cumulative_sum(spent * chance, axis=1)
     return total
 
@@ -194,6 +212,7 @@ RETRY = Procedure(
     curve=net_by_k,
     weights=by_baseline(weights, "canonical", "loo-1", "none"),
     off_policy=off_policy,
+    weighs_sizes=True,
 )
 RETRY_TOKENS = replace(
     RETRY,

@@ -60,8 +60,8 @@ def _ranked(rewards: Array, scores: Array) -> tuple[Array, ...]:
     def starts(differs: Array) -> Array:
         """The rank at which the tie of each sample starts."""
         zeros = xp.zeros_like(rank)
-        found = xp.where(differs, rank[..., 1:], zeros[..., 1:])
-        return cumulative_max(xp.concat([zeros[..., :1], found], axis=-1))
+        ranks = xp.where(differs, rank[..., 1:], zeros[..., 1:])
+        return cumulative_max(xp.concat([zeros[..., :1], ranks], axis=-1))
 
     first = starts(differs)
     last = n - 1 - xp.flip(starts(xp.flip(differs, axis=-1)), axis=-1)

@@ -23,6 +23,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from .arrays import Array, as_numpy
+from .importance import pooled
 from .majority import MAJ, numbered
 from .maximum import MAX
 from .procedure import Procedure, by_baseline
@@ -121,9 +122,15 @@ def weights(
     scores: Array | None = None,
     answers: np.ndarray | None = None,
     log_ratio: Array | None = None,
+    log_alpha: Array | None = None,
     baseline: str = "canonical",
 ) -> Array:
-    """Advantages (g, n), k < n, on policy or with log-ratios; computed on the host."""
+    """Advantages (g, n), k < n, on policy or with log-ratios; computed on the host.
+
+    `log_alpha` as in `Procedure`: divided by what the sets of the design weigh on average.
+    """
+    if log_alpha is not None:
+        log_ratio = pooled(log_ratio, log_alpha, k)
     host, logs = as_numpy(rewards), None if log_ratio is None else as_numpy(log_ratio)
     chosen = design(host.shape[-1], k, sets)
     inside = np.zeros((len(chosen), host.shape[-1]))
@@ -136,12 +143,17 @@ def weights(
     worth = worth - worth[:, :1]  # a constant changes nothing; equal values become zeros
     of_sets = np.zeros(worth.shape) if logs is None else logs[:, chosen].sum(axis=-1)
     out = [_weighted_mean(worth[:, each], of_sets[:, each]) for each in inside.T == 0]
-    most = of_sets.max(axis=1, keepdims=True)
-    product = np.exp(of_sets - most)
+    largest = of_sets.max(axis=1, keepdims=True)
+    product = np.exp(of_sets - largest)
     lead = (product * worth) @ inside - (product @ inside) * np.stack(out, axis=1)
     xp = array_namespace(rewards)
-    found = exact + scaled(k * lead / inside.sum(axis=0), most)
-    return xp.asarray(found, device=device(rewards))
+    lead = k * lead / inside.sum(axis=0)
+    if log_alpha is not None:
+        shares = as_numpy(pooled(0.0 * log_alpha, log_alpha, k))[:, chosen].sum(axis=-1)
+        weight = (np.exp(shares) @ inside / inside.sum(axis=0)).mean(axis=1, keepdims=True)
+        lead = lead / weight
+    result = exact + scaled(lead, largest)
+    return xp.asarray(result, device=device(rewards))
 
 
 def off_policy(
@@ -169,4 +181,5 @@ SUBSETS = Procedure(
     weights=by_baseline(weights, "canonical"),
     off_policy=off_policy,
     needs=("samples",),
+    weighs_sizes=True,
 )

@@ -131,8 +131,8 @@ def _prefixes(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Any]:
         k: the size of the subsets.
     """
     start = (_no_heads(tosses, k), array_namespace(rewards).zeros_like(rewards[0]))
-    (_, whole), before = scan(_longer_prefix, start, (rewards, tosses.heads, tosses.tails))
-    return whole, before
+    (_, total), before = scan(_longer_prefix, start, (rewards, tosses.heads, tosses.tails))
+    return total, before
 
 
 def _longer_prefix(state: Any, sample: Any) -> tuple[Any, Any]:
@@ -176,16 +176,16 @@ def with_and_without(
     """
     xp = array_namespace(rewards)
     if last is not None and rewards.ndim == 2:
-        found = tied_with_and_without(rewards[:, None], tosses.with_channels(), k, last)
-        return found[0][:, 0], found[1][:, 0], found[2][0]
+        sums = tied_with_and_without(rewards[:, None], tosses.with_channels(), k, last)
+        return sums[0][:, 0], sums[1][:, 0], sums[2][0]
     if last is not None:
         return tied_with_and_without(rewards, tosses, k, last)
-    whole, (counts, best) = _prefixes(rewards, tosses, k)
+    total, (counts, best) = _prefixes(rewards, tosses, k)
     ends = xp.zeros((k, *rewards.shape[1:]), dtype=xp.float64, device=device(rewards))
     samples = (rewards, tosses.heads, tosses.tails, counts, best)
     start = (ends, xp.ones_like(tosses.heads[0]))
     _, (with_i, without_i) = scan(_from_sample, start, samples, reverse=True)
-    return stacked(with_i), stacked(without_i), whole
+    return stacked(with_i), stacked(without_i), total
 
 
 def _from_sample(state: Any, sample: Any) -> tuple[Any, Any]:

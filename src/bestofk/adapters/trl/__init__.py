@@ -6,7 +6,7 @@
 TRL has the rewards of all processes on every process, and the n samples of a prompt side by side,
 until it makes its advantages. There ours are made over whole groups and replace TRL's own. With
 several optimiser steps per batch they are made again for each step, from the log-ratios of its
-groups. Checked with TRL 1.8 to 1.16.
+groups. Checked with TRL 1.10 to 1.16.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .grpo_rows import (
     in_loss,
     keep_rewards,
     log_best_of_k,
+    mean_entropy,
     progress_of,
     renew_advantages,
     replace_last,
-    score_rows,
     shared,
 )
 from .grpo_settings import (
@@ -55,15 +55,14 @@ from .grpo_settings import (
 )
 from .replies import (
     RolloutsWithReplies,
-    called_environments,
     conversations,
     let_play,
-    own_rewards,
+    take_environments,
 )
 
 __all__ = ["BestOfKMixin", "BestOfKTrainer", "RolloutsWithReplies", "log_best_of_k"]
 
-check_version("TRL", version("trl"), (1, 8))
+check_version("TRL", version("trl"), (1, 10))
 _Host: Any = object
 
 
@@ -136,19 +135,10 @@ class BestOfKMixin(_Host):
         del by_name["self"]
         arguments = dict(**by_name, **named)  # a name given twice is an error
         cautions += check_data(arguments)
-        factory = arguments.get("environment_factory")
-        called = called_environments(factory, arguments.get("tools")) if factory else []
-        if called:
-            rollouts = arguments.get("rollout_func") or RolloutsWithReplies()
-            rewards, own = arguments.get("reward_funcs") or [], own_rewards(called)
-            rewards = rewards if isinstance(rewards, list) else [rewards]
-            arguments |= {"reward_funcs": [*rewards, *own], "rollout_func": None}
-            if args.reward_weights is not None:
-                args.reward_weights = [*args.reward_weights, *(1.0 for _ in own)]
-            del arguments["environment_factory"]
+        played = take_environments(arguments, args)
         super().__init__(**arguments)
-        if called:
-            let_play(self, factory, rollouts)
+        if played is not None:
+            let_play(self, *played)
         self._scorer = scorer_column(scorer, self.reward_func_names)
         if self._scorer is not None:
             self.reward_weights[self._scorer] = 0.0
@@ -162,9 +152,11 @@ class BestOfKMixin(_Host):
     ) -> Tensor:
         if isinstance(self.rollout_func, RolloutsWithReplies):
             completions = conversations(inputs, completions)
-        made: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._columns, self._judged = made, completion_ids_list
-        return made
+        columns: Tensor = super()._calculate_rewards(
+            inputs, prompts, completions, completion_ids_list
+        )
+        self._columns, self._judged = columns, completion_ids_list
+        return columns
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         mode = "train" if self.model.training else "eval"
@@ -214,7 +206,7 @@ class BestOfKMixin(_Host):
             seed = [self.args.seed, state.global_step, self._step]
             inputs["rng"] = np.random.default_rng(seed)
         if "entropy" in objective.needs:
-            inputs["entropy"] = self._entropy(output).cpu().reshape(rewards.shape)
+            inputs["entropy"] = mean_entropy(self, output).cpu().reshape(rewards.shape)
         if self.exact_steps:
             inputs["log_ratio"] = torch.zeros_like(rewards)
         advantages, large_enough = shared(objective, rewards, live, **inputs)
@@ -263,17 +255,6 @@ class BestOfKMixin(_Host):
             self._step += 1
             return torch.zeros((), device=self.accelerator.device)
         return loss
-
-    @torch.no_grad()
-    def _entropy(self, output: dict[str, Any]) -> Tensor:
-        """Mean entropy over the tokens of each completion, of all processes."""
-        if "pixel_values" in output:
-            raise ValueError(
-                f"objective {self.training_objective} looks at entropy: text models only"
-            )
-        spread = score_rows(self, output, compute_entropy=True)[1]
-        mask = in_loss(output)
-        return self.accelerator.gather((spread * mask).sum(1) / mask.sum(1).clamp(min=1))
 
 
 class BestOfKTrainer(BestOfKMixin, GRPOTrainer):

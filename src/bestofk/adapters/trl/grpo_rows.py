@@ -123,6 +123,18 @@ def score_rows(trainer: Any, rows: dict[str, Any], **named: Any) -> tuple[Any, .
     return result
 
 
+@torch.no_grad()
+def mean_entropy(trainer: Any, output: dict[str, Any]) -> Tensor:
+    """Mean entropy over the tokens of each completion, of all processes."""
+    if "pixel_values" in output:
+        raise ValueError(
+            f"objective {trainer.training_objective} looks at entropy: text models only"
+        )
+    spread, mask = score_rows(trainer, output, compute_entropy=True)[1], in_loss(output)
+    mean: Tensor = trainer.accelerator.gather((spread * mask).sum(1) / mask.sum(1).clamp(min=1))
+    return mean
+
+
 POOLED = 4096
 """Groups whose figures are logged together at most."""
 

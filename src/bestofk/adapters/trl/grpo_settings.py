@@ -14,7 +14,6 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from torch import nn
@@ -40,9 +39,6 @@ BIASED = {
     "cispo": _ALL_TOKENS,
     "vespo": _ALL_TOKENS,
 }
-if version("trl").startswith(("1.8.", "1.9.")):
-    del UNBIASED["luspo"]
-    BIASED["luspo"] = "multiplies with each completion's own length (TRL before 1.10)"
 CHOSEN = "dr_grpo"
 """The unbiased loss type that replaces TRL's default."""
 NEUTRAL = {

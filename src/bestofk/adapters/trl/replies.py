@@ -107,6 +107,23 @@ def called_environments(factory: Any, tools: Any) -> list[Any]:
     return made
 
 
+def take_environments(arguments: dict[str, Any], args: Any) -> tuple[Any, Any] | None:
+    """Take environments that are called, and their rollout_func, out of a trainer's arguments;
+    their rewards join those of `arguments` and `args`. None where no environment is called."""
+    factory = arguments.get("environment_factory")
+    called = called_environments(factory, arguments.get("tools")) if factory else []
+    if not called:
+        return None
+    rewards, own = arguments.get("reward_funcs") or [], own_rewards(called)
+    rewards = rewards if isinstance(rewards, list) else [rewards]
+    if args.reward_weights is not None:
+        args.reward_weights = [*args.reward_weights, *(1.0 for _ in own)]
+    rollouts = arguments.get("rollout_func") or RolloutsWithReplies()
+    del arguments["environment_factory"]
+    arguments |= {"reward_funcs": [*rewards, *own], "rollout_func": None}
+    return factory, rollouts
+
+
 def own_rewards(made: list[Any]) -> list[Callable[..., Any]]:
     """A reward function for each class that gives rewards, as TRL makes them."""
 

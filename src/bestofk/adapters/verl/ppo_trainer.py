@@ -35,6 +35,19 @@ INPUTS: ContextVar[Mapping[str, Any]] = ContextVar("inputs")
 """While advantages are computed: the share of the run done, and the scores of the batch's rows."""
 
 
+def around(wrapper: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of methods, from a function that is called with the method and its arguments."""
+
+    def decorated(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def wrapped(*args: Any, **named: Any) -> Any:
+            return wrapper(method, *args, **named)
+
+        return wrapped
+
+    return decorated
+
+
 def extend_trainer(module: Any) -> None:
     """Wrap the methods of `PPOTrainer` in `verl.trainer.ppo.v1.trainer_base`."""
     trainer = module.PPOTrainer
@@ -44,46 +57,39 @@ def extend_trainer(module: Any) -> None:
 
 def refuse_legacy_trainer(module: Any) -> None:
     """`verl.trainer.ppo.ray_trainer`: its trainer hands over neither rollouts nor progress."""
-    init = module.RayPPOTrainer.__init__
-
-    @functools.wraps(init)
-    def checked(self: Any, config: Any, *args: Any, **named: Any) -> None:
-        if config.algorithm.adv_estimator == NAME or exact_loss(config):
-            check_version("verl", version("verl"), LEAST)
-            raise ValueError(LEGACY)
-        init(self, config, *args, **named)
-
-    module.RayPPOTrainer.__init__ = checked
+    module.RayPPOTrainer.__init__ = _refused(module.RayPPOTrainer.__init__)
 
 
-def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def checked(self: Any, config: Any, *args: Any, **named: Any) -> None:
-        if config.algorithm.adv_estimator == NAME or exact_loss(config):
-            for caution in check_settings(config)[1]:
-                warnings.warn(f"biased update: {caution}", ObjectiveWarning, stacklevel=2)
-        check_environment(config)
-        init(self, config, *args, **named)
-
-    return checked
+@around
+def _refused(init: Any, self: Any, config: Any, *args: Any, **named: Any) -> None:
+    if config.algorithm.adv_estimator == NAME or exact_loss(config):
+        check_version("verl", version("verl"), LEAST)
+        raise ValueError(LEGACY)
+    init(self, config, *args, **named)
 
 
-def _with_inputs(compute: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(compute)
-    def with_inputs(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        scorer = options_of(self.config.algorithm).get("scorer")
-        inputs: dict[str, Any] = {"progress": progress_of(self)}
-        if scorer is not None:
-            inputs["scores"] = scores_of(list(from_queue(batch, "extra_fields")), scorer)
-            if inputs["scores"].isnan().all():
-                raise ValueError(f"no reward of this batch has a {scorer!r}: {NAME_SCORER}")
-        token = INPUTS.set(inputs)
-        try:
-            return compute(self, batch, *args, **named)
-        finally:
-            INPUTS.reset(token)
+@around
+def _checked(init: Any, self: Any, config: Any, *args: Any, **named: Any) -> None:
+    if config.algorithm.adv_estimator == NAME or exact_loss(config):
+        for caution in check_settings(config)[1]:
+            warnings.warn(f"biased update: {caution}", ObjectiveWarning, stacklevel=3)
+    check_environment(config)
+    init(self, config, *args, **named)
 
-    return with_inputs
+
+@around
+def _with_inputs(compute: Any, self: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    scorer = options_of(self.config.algorithm).get("scorer")
+    inputs: dict[str, Any] = {"progress": progress_of(self)}
+    if scorer is not None:
+        inputs["scores"] = scores_of(list(from_queue(batch, "extra_fields")), scorer)
+        if inputs["scores"].isnan().all():
+            raise ValueError(f"no reward of this batch has a {scorer!r}: {NAME_SCORER}")
+    token = INPUTS.set(inputs)
+    try:
+        return compute(self, batch, *args, **named)
+    finally:
+        INPUTS.reset(token)
 
 
 def from_queue(batch: Any, field: str) -> Any:
@@ -94,35 +100,27 @@ def from_queue(batch: Any, field: str) -> Any:
     return trainer_base.tq.kv_batch_get(**names, select_fields=[field])[field]
 
 
-def _with_objective(update: Callable[..., Any]) -> Callable[..., Any]:
+@around
+def _with_objective(update: Any, self: Any, batch: Any, *args: Any, **named: Any) -> Any:
     """The workers learn the objective and the progress with each batch."""
-
-    @functools.wraps(update)
-    def update_with_objective(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        if exact_loss(self.config):
-            options = options_of(self.config.algorithm)
-            news = {"options": options, "progress": progress_of(self), "step": self.global_steps}
-            batch.extra_info[NAME] = json.dumps(news)
-        return update(self, batch, *args, **named)
-
-    return update_with_objective
+    if exact_loss(self.config):
+        options = options_of(self.config.algorithm)
+        news = {"options": options, "progress": progress_of(self), "step": self.global_steps}
+        batch.extra_info[NAME] = json.dumps(news)
+    return update(self, batch, *args, **named)
 
 
-def _whole(balance: Callable[..., Any]) -> Callable[..., Any]:
+@around
+def _whole(balance: Any, self: Any, batch: Any, *args: Any, **named: Any) -> Any:
     """After verl's balancing, which scatters siblings over mini-batches."""
-
-    @functools.wraps(balance)
-    def whole(self: Any, batch: Any, *args: Any, **named: Any) -> Any:
-        batch = balance(self, batch, *args, **named)
-        if exact_loss(self.config):
-            settings = self.config.actor_rollout_ref
-            rows = settings.actor.ppo_mini_batch_size * settings.rollout.n
-            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-            lengths = [tag["seq_len"] for tag in batch.tags]
-            batch.reorder(whole_groups(batch.keys, lengths, rows=rows, ranks=ranks))
-        return batch
-
-    return whole
+    batch = balance(self, batch, *args, **named)
+    if exact_loss(self.config):
+        settings = self.config.actor_rollout_ref
+        rows = settings.actor.ppo_mini_batch_size * settings.rollout.n
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        batch.reorder(whole_groups(batch.keys, lengths, rows=rows, ranks=ranks))
+    return batch
 
 
 def whole_groups(
@@ -175,32 +173,32 @@ def whole_groups(
     return [i for part in parts for piece in part for i in piece]
 
 
-def _with_metrics(compute: Callable[..., Any]) -> Callable[..., Any]:
+@around
+def _with_metrics(
+    compute: Any, self: Any, batch: Any, metrics: Any, *args: Any, **named: Any
+) -> Any:
     """With an `algorithm.bestofk`, whatever the estimator: unbiased figures of each batch."""
-
-    @functools.wraps(compute)
-    def with_metrics(self: Any, batch: Any, metrics: Any, *args: Any, **named: Any) -> Any:
-        if options_of(self.config.algorithm):
-            metrics.update(training_metrics(self, batch))
-        return compute(self, batch, metrics, *args, **named)
-
-    return with_metrics
+    if options_of(self.config.algorithm):
+        metrics.update(training_metrics(self, batch))
+    return compute(self, batch, metrics, *args, **named)
 
 
-def _unbiased(update: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+@around
+def _unbiased(
+    update: Any,
+    self: Any,
+    data_sources: Any,
+    sample_uids: Any,
+    infos: Any,
+    *args: Any,
+    **named: Any,
+) -> dict[str, float]:
     """Beside verl's `best@k`, which draws with replacement."""
-
-    @functools.wraps(update)
-    def unbiased(
-        self: Any, data_sources: Any, sample_uids: Any, infos: Any, *args: Any, **named: Any
-    ) -> dict[str, float]:
-        metrics = update(self, data_sources, sample_uids, infos, *args, **named)
-        options = options_of(self.config.algorithm)
-        if options:
-            metrics |= validation_metrics(data_sources, sample_uids, infos, **_logged(options))
-        return metrics
-
-    return unbiased
+    metrics: dict[str, float] = update(self, data_sources, sample_uids, infos, *args, **named)
+    options = options_of(self.config.algorithm)
+    if options:
+        metrics |= validation_metrics(data_sources, sample_uids, infos, **_logged(options))
+    return metrics
 
 
 def validation_metrics(
