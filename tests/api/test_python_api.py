@@ -214,6 +214,13 @@ def test_what_is_missing_is_named(tmp_path: Path, data: Any, reward: Any, messag
         data_options(sources, reward, prompt=None, folder=tmp_path)
 
 
+def test_rows_may_come_from_a_generator(tmp_path: Path) -> None:
+    sources = {"train": ({"prompt": f"{i}?"} for i in range(3)), "validation": None, "test": None}
+    _, count, files = data_options(sources, "m:f", prompt=None, folder=tmp_path)
+    assert count == 3
+    assert [text.count("\n") for text in files.values()] == [3]
+
+
 @pytest.mark.parametrize(
     ("rows", "validation", "test"),
     [(100, 0, 0), (200, 0.32, 0), (1000, 0.064, 0.064), (5000, 0.05, 0.05)],
@@ -240,7 +247,9 @@ def test_few_problems_are_noted_with_the_number_that_would_do() -> None:
     ("faulty", "said"),
     [
         ({"objective": "mx@2"}, "unknown objective"),
+        ({"objective": 8}, "a string such as 'max@8'"),
         ({"model": "no-such-model"}, "no-such-model"),
+        ({"model": [{"prompt": "?"}], "data": "tiny-countdown"}, "data come after it"),
         ({"data": [{"colour": "red"}] * 9}, "colour"),
         ({"reward": lambda completion, missing: 1.0}, "missing"),
     ],

@@ -55,7 +55,7 @@ def test_difference_interval_counts_and_values_are_those_of_the_problems() -> No
     assert found.wins.tolist() == (gap > 1e-9).sum(axis=0).tolist()
     assert (found.wins + found.losses + found.ties == 40).all()
     error = gap[:, 0].std(ddof=1) / np.sqrt(40)
-    one = compare(runs, at=[1], resamples=1000)[0].band
+    one = compare(runs, at=1, resamples=1000)[0].band
     assert one.high[0] - one.low[0] == pytest.approx(2 * 2.0227 * error, rel=0.1)
     assert found.band.low[0] <= one.low[0]
     solved = [np.array([(run.rewards[run.of(p)] > 0).any() for p in range(40)]) for run in runs]

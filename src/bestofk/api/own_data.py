@@ -47,6 +47,9 @@ def data_options(
     Raises:
         ValueError: no data or no reward.
     """
+    sources = {
+        split: [*rows] if isinstance(rows, Iterator) else rows for split, rows in sources.items()
+    }
     train = sources["train"]
     if isinstance(train, str) and train in TASKS:
         named = {"verifier": reward, "environment": environment}
@@ -110,6 +113,10 @@ def objective_settings(objective: str | Objective) -> dict[str, Any]:
     """
     if isinstance(objective, str):
         return {"objective": objective}
+    if not isinstance(objective, Objective):
+        raise ValueError(
+            f"objective is a string such as 'max@8', or an Objective; got {objective!r}"
+        )
     required = {
         name: objective.options[name]
         for term in objective.terms

@@ -188,6 +188,10 @@ def train(
     if resume is not None:
         continued = resumed(resume, settings or {})
         return run_to_the_end(continued, verifier, classes, callback=callback)
+    if not isinstance(model, str | PathLike):
+        raise ValueError(
+            f"model is a name or a path, and data come after it; got a {type(model).__name__}"
+        )
     folder = free_folder(dir, str(model), str(objective))
     task, count, rows = data_options(
         {"train": data, "validation": validation, "test": test},

@@ -40,7 +40,7 @@ def compare(
     metric: Metric | Sequence[Metric] = "pass@k",
     *,
     k_max: int | None = None,
-    at: Sequence[int] | None = None,
+    at: int | Sequence[int] | None = None,
     pairs: Literal["first", "all"] = "first",
     threshold: float | None = None,
     bounds: tuple[float, float] | None = None,
@@ -155,14 +155,14 @@ def compare(
     return result
 
 
-def _chosen_k(at: Sequence[int] | None, metrics: Sequence[Metric]) -> np.ndarray | None:
+def _chosen_k(at: int | Sequence[int] | None, metrics: Sequence[Metric]) -> np.ndarray | None:
     if at is None:
         return None
-    tested = np.unique(np.asarray(list(at), dtype=np.int64))
+    tested = np.unique(np.asarray(at, dtype=np.int64))
     if not tested.size or tested[0] < 1:
-        raise ValueError(f"at takes one or more k of at least 1, got {list(at)}")
+        raise ValueError(f"at takes one or more k of at least 1, got {at}")
     if "mean" in metrics and tested.tolist() != [1]:
-        raise ValueError(f"the mean reward has no k: leave at={list(at)} out")
+        raise ValueError(f"the mean reward has no k: leave at={at} out")
     return tested
 
 
