@@ -43,13 +43,10 @@ class OpenConversation:
             ValueError: the row lacks what `reset` takes.
         """
         make = environments.maker_of(self.prompt)
-        where = class_name(make)
 
         def start() -> Any:
-            nonlocal where
             self.environment = make()
             arguments = environments.reset_arguments(self.environment, self.prompt, seed)
-            where = f"{where}.reset"
             return self.environment.reset(**arguments)
 
         try:
@@ -61,7 +58,8 @@ class OpenConversation:
             raise
         except FAILURES as error:
             self.ended_by = "broken"
-            self.verdict = broken(where, self.prompt, error)
+            where = "" if self.environment is None else ".reset"
+            self.verdict = broken(class_name(make) + where, self.prompt, error)
 
     def hear(self, text: str, calls: Sequence[ToolCall]) -> list[Message]:
         """Append a message of the model; what the environment answers, nothing where it ended."""

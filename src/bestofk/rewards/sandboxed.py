@@ -121,4 +121,5 @@ def call_judge(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
         import asyncio
 
         judgement = asyncio.run(judgement)
-    return vars(as_verdict(judgement))
+    verdict = as_verdict(judgement)
+    return {**vars(verdict), "parts": dict(verdict.parts)}

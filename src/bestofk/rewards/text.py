@@ -90,6 +90,11 @@ def unset(answer: str) -> str:
     return text.replace(",", "") if _GROUPED.fullmatch(text) else text
 
 
+def readings(answer: str) -> list[str]:
+    """An answer, and what is left of it without what only sets it in type."""
+    return list(dict.fromkeys((answer, unset(answer) or answer)))
+
+
 def _is_one(inside: str, closed: str) -> bool:
     """Whether a closing mark ends the first thing that was opened, not a second one."""
     if closed != "}":
@@ -125,7 +130,7 @@ def judge_exact(prompt: Prompt, text: str, *, ignore_case: bool) -> Verdict:
     expected = plain_text(prompt.spec["expected"])
     if len(answer) > 4 * len(expected) + 1000:
         return wrong("longer than the expected answer")
-    for candidate in (answer, unset(answer)):
+    for candidate in readings(answer):
         one, other = " ".join(candidate.split()), " ".join(expected.split())
         if one == other or (ignore_case and one.casefold() == other.casefold()):
             return right()

@@ -42,16 +42,11 @@ def _has_one_answer(tests: Sequence[str]) -> bool:
 def _answer(test: str) -> tuple[object] | None:
     """The literal that a test compares with, in a tuple; None where it reads otherwise."""
     try:
-        [statement] = ast.parse(test).body
-    except (ValueError, SyntaxError):
+        match ast.parse(test).body:
+            case [ast.Assert(ast.Compare(left, [ast.Eq() | ast.Is()], [right]))]:
+                literals = [side for side in (left, right) if not isinstance(side, ast.Call)]
+                return (ast.literal_eval(literals[0]),) if len(literals) == 1 else None
         return None
-    condition = statement.test if isinstance(statement, ast.Assert) else None
-    if not isinstance(condition, ast.Compare) or not isinstance(condition.ops[0], ast.Eq | ast.Is):
-        return None
-    sides = [condition.left, *condition.comparators]
-    literals = [side for side in sides if not isinstance(side, ast.Call)]
-    try:
-        return (ast.literal_eval(literals[0]),) if len(sides) == 2 and len(literals) == 1 else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 

@@ -46,15 +46,15 @@ def constant_of_asserts(cut: Statements) -> str:
 
 def _call_and_answer(test: ast.stmt, program: Mapping[str, str]) -> tuple[ast.Call, Any] | None:
     """The sides of an assert that a call of the program equals a literal."""
-    condition = test.test if isinstance(test, ast.Assert) else None
-    if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
-        return None
-    sides = [condition.left, condition.comparators[0]]
-    for call, answer in (sides, sides[::-1]):
+    match test:
+        case ast.Assert(ast.Compare(left, [ast.Eq() | ast.Is()], [right])):
+            pass
+        case _:
+            return None
+    for call, answer in ((left, right), (right, left)):
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") in program:
             try:
-                equal = isinstance(condition.ops[0], ast.Eq | ast.Is)
-                return (call, ast.literal_eval(answer)) if equal else None
+                return call, ast.literal_eval(answer)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 return None
     return None

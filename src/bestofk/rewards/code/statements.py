@@ -290,12 +290,10 @@ def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_call_of_check(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Call)
-        and isinstance(statement.value.func, ast.Name)
-        and statement.value.func.id == "check"
-    )
+    match statement:
+        case ast.Expr(ast.Call(ast.Name("check"))):
+            return True
+    return False
 
 
 class _Rename(ast.NodeTransformer):

@@ -17,7 +17,7 @@ from bestofk.messages import unknown
 from bestofk.puzzle_names import TRUSTED_PUZZLES
 from bestofk.rewards.base import BatchVerifier, right, wrong
 from bestofk.rewards.sandboxed import LazySandbox, caused_by_text
-from bestofk.rewards.text import answer_of, unset
+from bestofk.rewards.text import answer_of, readings
 from bestofk.sandbox import CallOutcome
 from bestofk.types import Prompt, Verdict
 
@@ -44,7 +44,7 @@ class GymVerifier(BatchVerifier):
         ]
         asked = [at for at, answer in enumerate(answers) if 0 < len(answer) <= MAX_ANSWER]
         batch = [
-            [self._dataset, self._config, prompts[at].spec["entry"], _readings(answers[at])]
+            [self._dataset, self._config, prompts[at].spec["entry"], readings(answers[at])]
             for at in asked
         ]
         scorer = "bestofk.rewards.puzzles.gym_scorer:is_right"
@@ -54,11 +54,6 @@ class GymVerifier(BatchVerifier):
 
     def close(self) -> None:
         self._sandbox.close()
-
-
-def _readings(answer: str) -> list[str]:
-    """The answer, and without what only sets it in type."""
-    return list(dict.fromkeys((answer, unset(answer) or answer)))
 
 
 def _unread(answer: str) -> Verdict:
