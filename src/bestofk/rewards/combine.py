@@ -62,7 +62,7 @@ class Weighted(Combined):
     Unscored where any part is; `passed` counts the parts that are fully right.
     """
 
-    def __init__(self, parts: Sequence[tuple[float, BatchVerifier]]) -> None:
+    def __init__(self, *parts: tuple[float, BatchVerifier]) -> None:
         if not parts:
             raise ValueError("a weighted reward needs at least one (weight, verifier), got none")
         super().__init__(*(part for _, part in parts))
@@ -214,11 +214,6 @@ def scored_by(verifier: BatchVerifier | None, scorer: BatchVerifier | None) -> B
     return Scored(verifier, scorer)
 
 
-def weighted(*parts: tuple[float, BatchVerifier]) -> Weighted:
-    """`weighted((0.9, maths), (0.1, format))`: the weighted mean of rewards."""
-    return Weighted(parts)
-
-
-def gated(gate: BatchVerifier, then: BatchVerifier) -> Gated:
-    """`gated(format, maths)`: "format or 0"."""
-    return Gated(gate, then)
+weighted, gated = Weighted, Gated
+"""`weighted((0.9, maths), (0.1, format))` is the weighted mean of rewards, `gated(format, maths)`
+is "format or 0"."""

@@ -6,11 +6,10 @@ What is shown can be copied: a test in the prompt is not graded unless asked for
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -68,7 +67,7 @@ def mbpp_splits(files: Prompts) -> Prompts:
 
 def published(
     name: str,
-    build: Callable[[Row], Problem | None],
+    build: Callable[[Row], Problem | str],
     paths: Mapping[str, str | None],
     *,
     splits: Sequence[str],
@@ -81,7 +80,7 @@ def published(
     """A published set that is judged by running programs.
 
     Args:
-        build: the problem in a row; None leaves it out.
+        build: the problem in a row, or why it is left out.
         paths: by file, the path that the user states. The one file "" holds all splits.
         arrange: makes splits of the prompts by file.
         options: of `from_prompts`.
@@ -92,13 +91,20 @@ def published(
         for file, path in paths.items()
     }
 
-    def prompt_of(row: Row) -> Prompt | None:
-        problem = build(row)
-        return fenced_prompt(name, *problem, style) if problem else None
+    def load(task: Task) -> Prompts:
+        def prompt_of(row: Row) -> list[Prompt]:
+            problem = build(row)
+            if isinstance(problem, str):
+                task.left_out[f"{name}/{row['task_id']}"] = problem
+                return []
+            return [fenced_prompt(name, *problem, style)]
 
-    def load() -> Prompts:
-        rows = {file: each(read(source), source, prompt_of) for file, source in sources.items()}
-        return arrange({file: [p for p in prompts if p] for file, prompts in rows.items()})
+        return arrange(
+            {
+                file: list(chain(*each(read(source), source, prompt_of)))
+                for file, source in sources.items()
+            }
+        )
 
     settings = {"reward": reward} | ({"packages": list(packages)} if packages else {})
     return from_prompts(
@@ -298,16 +304,14 @@ def stdio(
     if bool(question) != bool(tests):
         raise ValueError("question and tests are both named, or both recognised by the fields")
     sources = named_sources(train=train, validation=validation, test=test)
-    left_out: dict[str, str] = {}
-    read_as = Counter[str]()
     own_check = Path(checker).read_text(encoding="utf-8") if checker else ""
     named = (question, tuple(tests), solution, id)
 
-    def prompt_of(split: str, numbers: Iterator[int], row: Row) -> Prompt:
+    def prompt_of(task: Task, split: str, numbers: Iterator[int], row: Row) -> Prompt:
         number = next(numbers)
         schema, fields = ("", named) if question else program_schema(row)
         asking, testing, solving, naming = fields
-        read_as[f"{schema}: ".lstrip(": ") + ", ".join((asking, *testing))] += 1
+        task.read_as[f"{schema}: ".lstrip(": ") + ", ".join((asking, *testing))] += 1
         code = first_program(field(row, solving)) if solving else None
         starter = str(row.get("starter_code") or "").rstrip()
         spec = program_spec(row, testing, f"{starter}\n{code}") | time_limit(row)
@@ -322,16 +326,18 @@ def stdio(
         before = tuple(messages[:-1]) if messages and style == "chat" else ()
         return replace(prompt, text=(*before, *prompt.text)) if before else prompt
 
-    def load() -> Prompts:
+    def load(task: Task) -> Prompts:
         return {
-            split: prompts_of(split, source, partial(prompt_of, split, count()), left_out)
+            split: prompts_of(
+                split, source, partial(prompt_of, task, split, count()), task.left_out
+            )
             for split, source in sources.items()
         }
 
     return from_prompts(
         name, load, tuple(sources), verifier="code", verifier_options={"reward": reward},
         licence=licence, summary="programs judged by tests", limit=limit, seed=seed,
-        shares={"validation": validation_share}, left_out=left_out, read_as=read_as,
+        shares={"validation": validation_share},
     )  # fmt: skip
 
 

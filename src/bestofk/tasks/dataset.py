@@ -8,6 +8,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -89,16 +90,15 @@ def dataset(
         limit: at most so many prompts a split.
     """
     sources = named_sources(train=train, validation=validation, test=test)
-    left_out: dict[str, str] = {}
-    read_as = Counter[str]()
     declaration = _Declaration(
         name, prompt, answer, answer_after, spec or {}, reference, id, verifier, system, style, ask,
-        read_as,
     )  # fmt: skip
     return from_prompts(
         name,
-        lambda: {
-            split: prompts_of(split, source, declaration.prompt_of, left_out)
+        lambda task: {
+            split: prompts_of(
+                split, source, partial(declaration.prompt_of, task.read_as), task.left_out
+            )
             for split, source in sources.items()
         },
         tuple(sources),
@@ -109,8 +109,6 @@ def dataset(
         limit=limit,
         seed=seed,
         summary=f"rows of data, judged by {verifier}",
-        left_out=left_out,
-        read_as=read_as,
     )
 
 
@@ -129,8 +127,6 @@ class _Declaration:
     system: str
     style: str
     ask: bool
-    read_as: Counter[str]
-    """Counts what is recognised in the rows."""
 
     def __post_init__(self) -> None:
         one_of("style", self.style, STYLES)
@@ -139,7 +135,8 @@ class _Declaration:
                 "the expected answer is stated once, got both answer and spec.expected"
             )
 
-    def prompt_of(self, row: Row) -> Prompt:
+    def prompt_of(self, read_as: Counter[str], row: Row) -> Prompt:
+        """The prompt of a row; `read_as` counts what is recognised in rows."""
         needs = {key: field(row, name) for key, name in self.spec.items()}
         if ":" in self.verifier:  # a function of the user's, which may ask for any field
             plain = {key: value for key, value in row.items() if isinstance(value, JSON_KINDS)}
@@ -164,7 +161,7 @@ class _Declaration:
         if not self.prompt or (answer and not self.answer):
             in_chat = " (chat messages)" if messages else ""
             rest = f", answer {answer}" if answer else ""
-            self.read_as[f"prompt {question.strip('{}')}{in_chat}{rest}"] += 1
+            read_as[f"prompt {question.strip('{}')}{in_chat}{rest}"] += 1
         return Prompt(
             id=id,
             text=as_messages(self.style, self.system, text)
@@ -250,7 +247,7 @@ def prompts_of(
 
 def from_prompts(
     name: str,
-    load: Callable[[], Mapping[str, list[Prompt]]],
+    load: Callable[[Task], Mapping[str, list[Prompt]]],
     sources: Sequence[str],
     *,
     verifier: str,
@@ -261,12 +258,11 @@ def from_prompts(
     summary: str,
     shares: Mapping[str, float] = MappingProxyType({}),
     keep_repeats: bool = False,
-    left_out: dict[str, str] | None = None,
-    read_as: Counter[str] | None = None,
 ) -> Task:
     """A task from lists of prompts, with missing splits cut from "train" and overlaps removed.
 
-    `load` makes the lists of the splits named in `sources`, when a split is first used.
+    `load` makes the lists of the splits named in `sources`, when a split is first used, and notes
+    in the task what it leaves out and how rows are read.
 
     A problem is its text: one that is in test is taken out of validation and train, and one in
     validation out of train. Within a split, rows with the same text that are judged the same stay
@@ -285,11 +281,11 @@ def from_prompts(
     order = [key for key in ("test", "validation", "train") if key in sources or key in cut]
     order += [key for key in sources if key not in order]
     built: dict[str, list[Prompt]] = {}
-    reasons = {} if left_out is None else left_out
 
     def make(split: str) -> Split:
+        reasons = task.left_out
         if not built:
-            built.update(_apart(name, load(), cut, order, keep_repeats, reasons))
+            built.update(_apart(name, load(task), cut, order, keep_repeats, reasons))
         prompts = built[split][:limit]
         if not prompts:
             counts = Counter(why for row, why in reasons.items() if row.startswith(f"{split},"))
@@ -303,7 +299,7 @@ def from_prompts(
         return Split(prompts, len(prompts), seed=seed)
 
     splits = tuple(key for key in ("train", "validation", "test") if key in order)
-    return Task(
+    task = Task(
         name=name,
         verifier=verifier,
         verifier_options=dict(verifier_options),
@@ -311,9 +307,8 @@ def from_prompts(
         splits=splits + tuple(key for key in order if key not in splits),
         licence=licence,
         summary=summary,
-        left_out=reasons,
-        read_as=Counter() if read_as is None else read_as,
     )
+    return task
 
 
 def _apart(
