@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from bestofk.config import TaskSection
+from bestofk.config import Config, merged
 from bestofk.rewards import from_function, gated, verifier, weighted
 from bestofk.rewards.base import RETRIES
-from bestofk.training.task_setup import make_task
+from bestofk.training.processes import Processes
+from bestofk.training.resolve import resolve
+from bestofk.training.task_setup import make_sets
 from bestofk.types import Prompt
 
 ROW = {"prompt": "2 + 2 = ?", "answer": 4, "unit": "m"}
@@ -128,7 +130,7 @@ def test_a_run_checks_every_row_before_its_first_sample(tmp_path: Path) -> None:
     options = {"train": str(data), "validation_share": 0.0, "test_share": 0.0}
     task = {"name": "dataset", "options": options, "verifier": f"{file}:reward"}
     with pytest.raises(ValueError, match=r"reward\(completion, answer\) takes answer, and the row"):
-        make_task(TaskSection.model_validate(task), splits=["train"])
+        make_sets(resolve(merged(Config(), {"task": task}), dry=True), Processes())
 
 
 def test_a_trl_function_gets_lists_and_may_answer_none() -> None:

@@ -15,6 +15,7 @@ from bestofk.models import load_tokenizer
 from bestofk.rewards import prepare, verifier
 from bestofk.tasks import task
 from bestofk.tasks.data_rows import WELL_KNOWN, read
+from bestofk.training.resolve import ModelFacts
 from bestofk.training.task_setup import with_fitting_prompts
 
 WHOLE: dict[str, Any] = {"validation_share": 0, "test_share": 0}
@@ -193,27 +194,27 @@ def test_without_the_hub_a_well_known_set_says_where_to_put_it(
 
 
 def test_prompts_that_are_too_long_for_the_model_are_left_out_and_counted() -> None:
-    context, tokenizer = 64, load_tokenizer("tiny-countdown")
+    model = ModelFacts(shape={"context": 64}, tokenizer=load_tokenizer("tiny-countdown"))
     rows = [{"prompt": f"{i} + 1 =", "answer": i + 1} for i in range(30)]
     rows.append({"prompt": "1 + " * 99, "answer": 5})
     apart = {"validation_share": 0.0, "test_share": 0.0, "style": "text", "ask": False}
     made = task("dataset", train=rows, **apart)
-    fitting = with_fitting_prompts(made, context, tokenizer, 8)
+    fitting = with_fitting_prompts(made, model, 8)
     assert len(fitting.split("train")) == 30
     size, first, second, *_ = fitting.look("train")
     assert size == "dataset: 30 prompts in split 'train'"
     assert first == "dataset: 31 rows read as prompt prompt, answer answer"
     assert second == "dataset: left out: 1: 1 × the prompt is too long for the model"
-    too_many = with_fitting_prompts(task("dataset", train=rows, **apart), context, tokenizer, 60)
+    too_many = with_fitting_prompts(task("dataset", train=rows, **apart), model, 60)
     with pytest.raises(
         ValueError, match=r"max_new_tokens = 60, and the model has positions for 64"
     ):
         too_many.split("train")
     made = task("countdown", style="compact")
-    generated = with_fitting_prompts(made, context, tokenizer, 44)
+    generated = with_fitting_prompts(made, model, 44)
     assert [p.id for p in generated.split("train")[:50]] == [p.id for p in made.split("train")[:50]]
     with pytest.raises(ValueError, match="lower it to at most 5"):
-        with_fitting_prompts(made, context, tokenizer, 60).split("train")[0]
+        with_fitting_prompts(made, model, 60).split("train")[0]
 
 
 def test_a_file_whose_folder_holds_an_at_sign_is_read(tmp_path: Path) -> None:

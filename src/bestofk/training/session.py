@@ -31,7 +31,8 @@ from bestofk.training.record import title
 from bestofk.training.resolve import RunSettings
 from bestofk.training.resume import open_folder, restore, take_plan
 from bestofk.training.rollouts import Rollouts, done
-from bestofk.training.setup import make_parts, make_sets
+from bestofk.training.setup import make_parts
+from bestofk.training.task_setup import make_sets
 from bestofk.training.validation import evaluate
 from bestofk.types import Verifier
 

@@ -12,21 +12,12 @@ from bestofk.config import ModelSection, SamplingSection
 from bestofk.environments.author_class import EnvironmentClasses
 from bestofk.environments.rollout import TurnSampler
 from bestofk.learning import Learner
-from bestofk.messages import say_aside
 from bestofk.models.causal import context_length
 from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampler
 from bestofk.training.processes import Processes, check_shards
 from bestofk.training.resolve import RunSettings
-from bestofk.training.task_setup import (
-    EvaluationSet,
-    JudgeGroups,
-    evaluation_sets,
-    judge_of,
-    make_task,
-    ways_to_watch,
-)
-from bestofk.types import Verifier
+from bestofk.training.task_setup import EvaluationSet, JudgeGroups
 
 
 @dataclass(frozen=True)
@@ -48,34 +39,6 @@ class RunParts:
     @property
     def judge(self) -> JudgeGroups:
         return self.sets[0].judge
-
-
-def make_sets(
-    settings: RunSettings,
-    processes: Processes,
-    verifier: Verifier | None = None,
-    environment: EnvironmentClasses | None = None,
-) -> tuple[EvaluationSet, ...]:
-    """The run's task, and the further sets that it is evaluated on."""
-    evaluation, new = settings.evaluation, settings.sampling.max_new_tokens
-    if environment is not None:
-        verifier = judge_of(environment, settings.task, verifier)
-    checked = [settings.task.split, *([evaluation.split] if evaluation.every else [])]
-    task, judge, chosen = make_task(
-        settings.task,
-        verifier,
-        processes,
-        splits=checked,
-        facts=settings.facts,
-        new_tokens=new,
-        threshold=evaluation.threshold,
-        seed=settings.run.seed,
-    )
-    if processes.main:
-        for line in ways_to_watch(chosen, settings.task.held_out, settings.loss.kl):
-            say_aside(line)
-    own = EvaluationSet("", task, judge, chosen, evaluation.split)
-    return own, *evaluation_sets(evaluation, settings.task, task, verifier, settings.facts, new)
 
 
 def make_parts(

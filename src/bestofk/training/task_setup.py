@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from bestofk import tasks
-from bestofk.config import EvaluationSection, TaskAdvanced, TaskSection
+from bestofk.config import TaskAdvanced, TaskSection
 from bestofk.environments.author_class import EnvironmentClasses, OwnReward, load_environment
-from bestofk.messages import is_quiet, say_aside
+from bestofk.messages import say_aside
 from bestofk.rewards import BatchVerifier, UnscoredGuard, scored_by, verifier
 from bestofk.rewards import judge as judge_groups
 from bestofk.rewards.base import way_to_import
@@ -26,7 +26,7 @@ from bestofk.sampling.prompts import encode
 from bestofk.storage import cache_folder, write_atomically
 from bestofk.tasks import Split, Task
 from bestofk.training.processes import Processes
-from bestofk.training.resolve import ModelFacts
+from bestofk.training.resolve import ModelFacts, RunSettings
 from bestofk.types import Group, Prompt, Verdict, Verifier, reaches
 
 JudgeGroups = Callable[[Sequence[Group]], list[list[Verdict]]]
@@ -35,27 +35,23 @@ JudgeGroups = Callable[[Sequence[Group]], list[list[Verdict]]]
 
 def make_task(
     section: TaskSection,
+    settings: RunSettings,
     own: Verifier | None = None,
     processes: Processes | None = None,
     *,
     splits: Sequence[str],
-    facts: ModelFacts | None = None,
-    new_tokens: int = 0,
-    threshold: float | None = None,
-    seed: int = 0,
 ) -> tuple[tasks.Task, JudgeGroups, Verifier]:
     """The task, the function that judges its groups, and the verifier that does: `own`, or what the
-    section names.
+    section names. Prompts that leave the model no room for an answer are left out.
 
     Args:
+        section: the run's own, or that of a further set.
         splits: whose prompts are checked.
-        facts: of the model, to leave out prompts that do not fit into it with `new_tokens` more.
-        threshold, seed: see `make_prompts`.
     """
-    say = say_aside if processes and processes.main and not is_quiet() else None
+    say = say_aside if processes and processes.main else None
+    threshold, seed = settings.evaluation.threshold, settings.run.seed
     task = make_prompts(section, threshold=threshold, seed=seed, say=say)
-    if facts is not None:
-        task = with_fitting_prompts(task, facts.shape["context"], facts.tokenizer, new_tokens)
+    task = with_fitting_prompts(task, settings.facts, settings.sampling.max_new_tokens)
     judge: Any = make_verifier(section, task) if own is None else own
     guard = UnscoredGuard(section.advanced.unscored_share)
     task = with_accepted_references(task, judge, say=say, processes=processes)
@@ -109,30 +105,32 @@ class EvaluationSet:
     split: str
 
 
-def evaluation_sets(
-    evaluation: EvaluationSection,
-    section: TaskSection,
-    task: tasks.Task,
-    own: Verifier | None,
-    facts: ModelFacts,
-    new_tokens: int,
+def make_sets(
+    settings: RunSettings,
+    processes: Processes,
+    verifier: Verifier | None = None,
+    environment: EnvironmentClasses | None = None,
 ) -> tuple[EvaluationSet, ...]:
-    """The further sets that `evaluation.sets` names: tasks, or data. Data are read as the run's own
-    are; beside another task, by their usual columns, for the run's verifier.
-
-    Args:
-        section, task: the run's own.
-    """
-    sets = []
+    """The run's own task, and the further sets that `evaluation.sets` names: tasks, or data. Data
+    are read as the run's own are; beside another task, by their usual columns, for the run's
+    verifier."""
+    section, evaluation = settings.task, settings.evaluation
+    if environment is not None:
+        verifier = judge_of(environment, section, verifier)
+    splits = [section.split, *([evaluation.split] if evaluation.every else [])]
+    task, judge, chosen = make_task(section, settings, verifier, processes, splits=splits)
+    if processes.main:
+        for line in ways_to_watch(chosen, section.held_out, settings.loss.kl):
+            say_aside(line)
+    sets = [EvaluationSet("", task, judge, chosen, evaluation.split)]
     for name, source in evaluation.sets.items() if evaluation.every else ():
         is_task = source in tasks.TASKS
         further = section_of(source, section, task)
-        splits = tasks.task(source, **further.options).splits if is_task else ("test",)
-        split = "test" if "test" in splits else splits[-1]
+        names = tasks.task(source, **further.options).splits if is_task else ("test",)
+        split = "test" if "test" in names else names[-1]
         further = further.changed(split=split, advanced=TaskAdvanced())
-        judge = own if isinstance(own, OwnReward) or not is_task else None
-        parts = make_task(further, judge, splits=[split], facts=facts, new_tokens=new_tokens)
-        sets.append(EvaluationSet(name, *parts, split))
+        own = verifier if isinstance(verifier, OwnReward) or not is_task else None
+        sets.append(EvaluationSet(name, *make_task(further, settings, own, splits=[split]), split))
     return tuple(sets)
 
 
@@ -309,15 +307,13 @@ def with_pass_rates(
     return replace(task, make=make, _cache={})
 
 
-def with_fitting_prompts(task: Task, context: int | None, tokenizer: Any, new: int) -> Task:
+def with_fitting_prompts(task: Task, model: ModelFacts, new: int) -> Task:
     """The task without prompts that leave the model fewer than `new` positions for an answer.
-
-    Args:
-        context: positions that the model has; None where it has no such limit.
 
     Raises:
         ValueError: when a split is made, for more than a tenth of its prompts.
     """
+    context, tokenizer = model.shape.get("context"), model.tokenizer
     if context is None:
         return task
     room = context - new
