@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import urllib.request
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,10 +60,3 @@ def hub_options(name: str, revision: str | None = None) -> dict[str, Any]:
         f"{constants.ENDPOINT} cannot be reached: name a local folder or a .gguf file, or one of "
         f"those that `bestofk model` lists ({', '.join(SHIPPED)}, smollm2)"
     )
-
-
-def check_hub_id(name: str) -> None:
-    """Say before PyTorch is imported that a Hub id has no copy here and there is no Hub."""
-    local = name.startswith((".", "/", "~", "runs/")) or name.endswith(".gguf")
-    if name.count("/") == 1 and not local and not Path(name).exists():
-        hub_options(name)

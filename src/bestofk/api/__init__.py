@@ -1,7 +1,14 @@
 """The Python API: read, evaluate, compare, report, signal, train; all at the top of `bestofk`."""
 
-from bestofk.api.measuring import compare, evaluate, read, report, signal
-from bestofk.api.result_objects import ReportFile, SignalResult
+from bestofk.api.measuring import (
+    ReportFile,
+    SignalResult,
+    compare,
+    evaluate,
+    read,
+    report,
+    signal,
+)
 from bestofk.api.training_run import TrainedRun, train
 from bestofk.evaluation import Comparison, Curve, Estimate
 from bestofk.samples import Samples

@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from bestofk import evaluation
-from bestofk.api.result_objects import ReportFile, SampledRun, SignalResult
 from bestofk.evaluation import Comparison, Curve, Metric
 from bestofk.evaluation.per_problem import default_metric
 from bestofk.objectives import Objective
 from bestofk.objectives import signal as measure_signal
+from bestofk.objectives.diagnostics import Signal
 from bestofk.samples import Samples
+
+
+@runtime_checkable
+class SampledRun(Protocol):
+    """A trained run, as far as evaluation and reports need it."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def sample(
+        self, split: str | None = None, n: int | None = None, prompts: int | None = None
+    ) -> Samples: ...
+
+
+@dataclass(frozen=True, repr=False)
+class ReportFile:
+    """A report that was written."""
+
+    path: Path
+    size: int
+    """Bytes of the page."""
+    verdicts: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{self.path} ({self.size / 1e6:.1f} MB)", *self.verdicts])
+
+    def _repr_html_(self) -> str:
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self.verdicts)
+        path = html.escape(str(self.path), quote=True)
+        return f'<p><a href="{path}">{path}</a></p>{paragraphs}'
+
+
+class SignalResult(Signal):
+    """How many groups of a batch teach an objective something."""
+
+    def __repr__(self) -> str:
+        used = self.groups - self.dropped
+        lost = f"; {self.unscored} samples unscored" if self.unscored else ""
+        return f"{used - self.silent} of {used} groups carry signal; k ≤ {self.largest_k}{lost}"
+
+    __str__ = __repr__
 
 
 def read(source: Any, *, name: str | None = None, **options: Any) -> Samples:

@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any
 
-from bestofk.api.measuring import evaluate, read, report
+from bestofk.api.measuring import ReportFile, evaluate, read, report
 from bestofk.api.own_data import (
     data_options,
     files_of,
@@ -19,7 +19,6 @@ from bestofk.api.own_data import (
     named_reward,
     objective_settings,
 )
-from bestofk.api.result_objects import ReportFile
 from bestofk.api.sampling_run import sample_run
 from bestofk.config import Config, merged
 from bestofk.config import read as read_recipe

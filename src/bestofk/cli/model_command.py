@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bestofk.cli._options import VerbOptions, argument, option, parsed
-from bestofk.hub import check_hub_id
 from bestofk.messages import say_aside
 
 
@@ -35,7 +34,6 @@ def main(argv: list[str]) -> int:
     if not chosen.name:
         print(json.dumps(listed(), indent=2) if chosen.as_json else listing())
         return 0
-    check_hub_id(chosen.name)
     from bestofk.models import describe
 
     path = converted(chosen)

@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bestofk import metrics
+from bestofk.agreement.log_prob_gaps import NO_GAP, gap_of_rows
 from bestofk.agreement.one_model import check_causal
 from bestofk.learning import distributed, gpu
 from bestofk.learning.batching import LAYOUTS, Batching
-from bestofk.learning.loss import same_size, same_temperature, step_rows
-from bestofk.learning.micro_passes import (
-    accumulate_gradient,
-    by_group,
-    score,
-    sums_over_ranks,
+from bestofk.learning.layout import Batch
+from bestofk.learning.loss import (
+    Rows,
+    StepRows,
+    loss_of,
+    same_size,
+    same_temperature,
+    step_rows,
 )
 from bestofk.learning.passes import Passes, reference_scorer, switch_off_dropout
 from bestofk.learning.scorer import Scorer
@@ -30,6 +34,12 @@ from bestofk.learning.update import Update, statistics
 from bestofk.messages import one_of
 from bestofk.precision import PRECISIONS, warn_where_bf16_is_slow
 from bestofk.types import Group
+
+Scored = list[tuple[Batch, Tensor, Tensor]]
+"""Micro-batches, with log-probs and entropies of their tokens."""
+Statistics = list[tuple[dict[str, Tensor], bool]]
+"""Sums over each micro-batch, and whether it is real."""
+NOTHING = np.zeros(0, dtype=np.float32)
 
 
 class Learner:
@@ -145,7 +155,7 @@ class Learner:
         self.model.eval()
         with self.passes.scoring(reference=reference) as scorer:
             scored = self.batching.in_parts_that_fit(
-                lambda: score(groups, self.batching, self.passes, scorer), self.update.forget
+                lambda: score(self, groups, scorer), self.update.forget
             )
         return by_group(scored, groups)
 
@@ -195,10 +205,7 @@ class Learner:
         self.batching.compare_layouts(groups, self.passes)
         self.model.train(self.checkpointing)
         parts = self.batching.in_parts_that_fit(
-            lambda: accumulate_gradient(
-                groups, inputs, loss, self.batching, self.passes, self.max_new_tokens
-            ),
-            self.update.forget,
+            lambda: accumulate_gradient(self, groups, inputs, loss), self.update.forget
         )
         self.model.eval()
         sums = sums_over_ranks(parts, len(inputs.entering))
@@ -228,3 +235,77 @@ class Learner:
         distributed.put(self.model, self.update.optimizer, state_dict["model"], moments)
         self.update.steps = int(state_dict["steps"])
         self.batching.restrict(int(state_dict.get("reduced", 0)))
+
+
+def score(learner: Learner, groups: Sequence[Group], scorer: nn.Module) -> Scored:
+    """All rows of the groups, by the policy's scorer or its reference's."""
+    rows = [(p, i) for p, group in enumerate(groups) for i in range(len(group.trajectories))]
+    scored = []
+    for part, real in learner.batching.cut(groups, rows):
+        batch = learner.batching.build(groups, part)
+        with learner.passes.autocast():
+            log_prob, entropy = scorer(batch)
+        if real:
+            scored.append((batch, log_prob, entropy))
+    return scored
+
+
+def by_group(scored: Scored, groups: Sequence[Group]) -> LogProbs:
+    """The same in the order of the groups."""
+    tokens = [[NOTHING] * len(group.trajectories) for group in groups]
+    entropies = [[NOTHING] * len(group.trajectories) for group in groups]
+    for batch, log_prob, entropy in scored:
+        pieces = log_prob.cpu().split(batch.lengths), entropy.cpu().split(batch.lengths)
+        for (p, i), row, spread in zip(batch.rows, *pieces):
+            tokens[p][i], entropies[p][i] = row.numpy(), spread.numpy()
+    return LogProbs(tuple(map(tuple, tokens)), tuple(map(tuple, entropies)))
+
+
+def accumulate_gradient(
+    learner: Learner, groups: Sequence[Group], inputs: StepRows, loss: Loss
+) -> Statistics:
+    """Add the gradient of the loss to that of the weights; ranks meet at the last micro-batch."""
+    parts = []
+    cut = learner.batching.cut(groups, inputs.entering)
+    for at, (part, real) in enumerate(cut):
+        batch = learner.batching.build(groups, part)
+        rows = inputs.of(batch, real, learner.device)
+        with distributed.accumulate(learner.passes.wrapped, at == len(cut) - 1):
+            value, log_prob, stats = _loss(learner, loss, batch, rows, inputs)
+            value = value * real  # a filler only keeps the ranks in step
+            value.backward()
+        stats |= {"loss": value.detach(), "tokens": torch.tensor(float(len(log_prob)))}
+        trajectories = [groups[p].trajectories[i] for p, i in batch.rows]
+        stats |= gap_of_rows(trajectories, log_prob.detach())
+        parts.append((stats, real))
+    return parts
+
+
+def _loss(
+    learner: Learner, loss: Loss, batch: Batch, rows: Rows, inputs: StepRows
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """A micro-batch's part of the loss, its log-probs, and sums for the statistics."""
+    plain = loss.name == "exact" and not loss.kl and not loss.entropy_bonus
+    passes = learner.passes
+    with passes.autocast():
+        if plain and passes.scorer.fused:
+            # Every token's weight is known: the head's gradient comes with its forward pass.
+            coefficient = (rows.weight * rows.share)[rows.row_of]
+            total, log_prob, entropy = passes.wrapped(batch, coefficient)
+            return -total, log_prob, {"token_entropy": entropy.sum()}
+        log_prob, entropy = passes.wrapped(batch)
+    part, stats = loss_of(
+        loss, log_prob, entropy, rows, tokens=inputs.tokens, mean_length=inputs.mean_length,
+        max_new_tokens=learner.max_new_tokens,
+    )  # fmt: skip
+    return part, log_prob, stats
+
+
+def sums_over_ranks(parts: Statistics, rows: int) -> dict[str, float]:
+    """The sums of a step. Read back here only: the GPU is never waited for before."""
+    sums = {"loss": 0.0, "tokens": 0.0, "rows": float(rows), **NO_GAP}
+    for stats, real in parts:
+        for name, value in stats.items():
+            join = max if name.endswith("_max") else float.__add__
+            sums[name] = join(sums.get(name, 0.0), float(value) * real)
+    return distributed.total(distributed.gather(sums))

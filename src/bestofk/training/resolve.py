@@ -30,7 +30,6 @@ from bestofk.config import (
 )
 from bestofk.devices import share_left_on
 from bestofk.evaluation import Metric
-from bestofk.hub import check_hub_id
 from bestofk.learning.settings import Loss, Optimizer, usual_rate
 from bestofk.objectives import Objective
 from bestofk.precision import PRECISIONS
@@ -128,9 +127,8 @@ def resolve(
     objective = check(config)
     metrics = metrics_of(config.evaluation, objective)
     best_by = best_metric(config.evaluation, objective)
-    if not dry:  # before a model is loaded
+    if not dry:
         check_installed(config)
-        check_hub_id(config.model.path)
     facts = look_at_model(config.model, dry=dry)
     if not dry:
         check_device(config.model.device)
