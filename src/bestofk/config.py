@@ -2,8 +2,7 @@
 
 Every field has a default, its bound and its reason. A section that a package uses is declared there
 (`sampling.Sampling`, `learning.Loss`, `learning.Optimizer`); this module puts them together.
-Settings that few runs change are in the table `advanced` of their section. `json_schema()` is the
-recipe's schema, for editors.
+Settings that few runs change are in the table `advanced` of their section.
 """
 
 from __future__ import annotations
@@ -296,11 +295,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return value
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of a recipe, for editors that complete and check TOML."""
-    return Config.model_json_schema()
 
 
 def leaves(section: Any, where: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ import bestofk
 from bestofk.cli._options import VerbOptions, argument, collect, completed, flags_of
 from bestofk.cli._recipe_flags import recipe_flags, recipe_help
 from bestofk.cli._terminal import wrapped
-from bestofk.config import Config, json_schema, leaves, merged, read
+from bestofk.config import Config, leaves, merged, read
 from bestofk.messages import choices, is_quiet
 from bestofk.storage import json_safe
 
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         return 0
     options, changes = split(argv)
     if options.print_schema:
-        print(json.dumps(json_schema(), indent=2))
+        print(json.dumps(Config.model_json_schema(), indent=2))
         return 0
     settings = settled(options, changes)
     if not options.dry_run:

@@ -135,6 +135,7 @@ def resolve(
     decide(by_model(config, facts))
     decide(by_data(config, rows, dry=dry))
     decide(by_machine(config))
+    by_rounding = SAMPLER.limit(reduced=PRECISIONS[config.model.precision].reduced)
     sections: dict[str, Any] = {name: each for name, each in config if isinstance(each, Section)}
     return RunSettings(
         recipe=config,
@@ -146,7 +147,7 @@ def resolve(
         checkpoint=checkpoint,
         metrics=tuple(metrics),
         best_by=best_by,
-        largest_gap=largest_gap(config),
+        largest_gap=config.sampling.advanced.agreement or by_rounding,
         **sections,
     )
 
@@ -235,12 +236,6 @@ def by_machine(config: Config) -> Decisions:
     share = share_left_on(config.model.device)
     why = "other processes hold the rest of the GPU's memory"
     return {} if share is None else {"model.advanced.memory_share": (share, why)}
-
-
-def largest_gap(config: Config) -> float:
-    """As stated, or what rounding explains in the run's precision."""
-    stated_limit = config.sampling.advanced.agreement
-    return stated_limit or SAMPLER.limit(reduced=PRECISIONS[config.model.precision].reduced)
 
 
 def held_out(rows: int, evaluation: EvaluationSection) -> Decisions:

@@ -1,4 +1,4 @@
-"""The parts of a run, made from its settings: task, verifier, model, learner."""
+"""The parts of a run, made from its settings: model, learner, sampler."""
 
 from __future__ import annotations
 
