@@ -20,7 +20,6 @@ from bestofk.tasks.definition import (
     generated,
     identity,
     shuffle,
-    sizes_of,
     wording,
 )
 from bestofk.types import Prompt
@@ -117,7 +116,7 @@ def construct(
     return generated(
         "construct",
         drawing,
-        sizes_of(train_size, validation_size, test_size, ood_size),
+        (train_size, validation_size, test_size, ood_size),
         seed=seed,
         reward=reward,
         summary="; ".join(

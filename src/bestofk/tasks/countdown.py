@@ -16,7 +16,6 @@ from bestofk.tasks.definition import (
     below,
     generated,
     identity,
-    sizes_of,
     wording,
 )
 from bestofk.types import Prompt
@@ -108,7 +107,7 @@ def countdown(
     return generated(
         "countdown",
         drawing,
-        sizes_of(train_size, validation_size, test_size, ood_size),
+        (train_size, validation_size, test_size, ood_size),
         seed=seed,
         reward=reward,
         summary=f"{numbers} numbers in {low}..{high}, target in {target_low}..{target_high}",

@@ -210,13 +210,19 @@ def distinct(task: str, draw: Draw, split: str, rng: random.Random) -> Iterator[
 def generated(
     name: str,
     drawing: Callable[[str], tuple[Draw, tuple[Any, ...]]],
-    sizes: Mapping[str, int],
+    prompts: Sequence[int],
     *,
     seed: int,
     reward: str,
     summary: str,
 ) -> Task:
-    """A task that makes its own problems: `drawing(split)` says how, and what that depends on."""
+    """A task that makes its own problems.
+
+    Args:
+        drawing: how the problems of a split are drawn, and what that depends on.
+        prompts: how many of them train, validation, test and ood have.
+    """
+    sizes = dict(zip(SHARES, prompts, strict=True))
 
     def make(split: str) -> Split:
         draw, settings = drawing(split)
@@ -231,10 +237,6 @@ def generated(
         splits=tuple(sizes),
         summary=summary,
     )
-
-
-def sizes_of(train: int, validation: int, test: int, ood: int) -> dict[str, int]:
-    return {"train": train, "validation": validation, "test": test, "ood": ood}
 
 
 def rng_of(*parts: Any) -> random.Random:

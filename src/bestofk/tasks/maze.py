@@ -22,7 +22,6 @@ from bestofk.tasks.definition import (
     below,
     generated,
     identity,
-    sizes_of,
     wording,
 )
 from bestofk.types import Prompt
@@ -134,7 +133,7 @@ def maze(
     return generated(
         "maze",
         drawing,
-        sizes_of(train_size, validation_size, test_size, ood_size),
+        (train_size, validation_size, test_size, ood_size),
         seed=seed,
         reward=reward,
         summary=f"{layout} mazes of size {shown}, out of distribution {far}",

@@ -155,16 +155,15 @@ class CodeVerifier(BatchVerifier):
         """The tests, or the unscored verdict of a task that cannot be judged (no model's fault)."""
         try:
             tests = prepared_tests(prompt.spec, self._references, self.sandbox)
-        except Exception as error:  # whatever a spec holds: RecursionError for tests too deep, ...
-            detail = f"task {prompt.id}: {type(error).__name__}: {error}"[:300]
-            return Verdict(float("nan"), "unscored", total=0, detail=detail)
-        if tests.total < 1:
+            if tests.total:
+                return tests
             detail = (
                 f"task {prompt.id} has no tests: none calls the program in a way that can fail (a "
                 "function with the name of a builtin is named by entry_point)"
             )
-            return Verdict(float("nan"), "unscored", total=0, detail=detail)
-        return tests
+        except Exception as error:  # whatever a spec holds: RecursionError for tests too deep, ...
+            detail = f"task {prompt.id}: {type(error).__name__}: {error}"[:300]
+        return Verdict(float("nan"), "unscored", total=0, detail=detail)
 
     def notes(self, prompts: Sequence[Prompt]) -> list[str]:
         return [line for line in (self.sandbox.shortage(),) if line]
