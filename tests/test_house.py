@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "samples": TYPES,
     "evaluation": TYPES | {"procedures", "objectives", "samples"},
     "adapters": TYPES | {"procedures", "objectives", "samples", "evaluation", "environments"},
-    "estimator_checks": TYPES | {"objectives"},
+    "estimator_checks": TYPES | {"objectives", "procedures"},
     "demo": TYPES | {"objectives", "evaluation", "reports"},
     "reports": TYPES | {"samples", "evaluation", "runs"},
 }

@@ -7,7 +7,6 @@ which convention, in which direction, and what it does at the edges.
 
 from __future__ import annotations
 
-import operator
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,10 +15,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from bestofk.objectives import Objective, objective
+from bestofk.procedures.arrays import positive_integer
 
 from .behaviour import Finding
 from .beyond_max import judge_procedure, procedure_of
-from .calling import Clock, Kind
+from .calling import Clock, Kind, Request, name_of
 from .fits import Case, Fit
 from .judging import judge
 from .verdict import Conformance
@@ -80,8 +80,10 @@ def conformance(
     >>> result.verdict, result.zero_one.convention
     ('scaled', '(n-1)/n')
     """
-    k = _whole(k, "k", 1, "the k of max@k")
-    n = max(k + 2, 4) if n is None else _whole(n, "n", 2, "samples per group")
+    k = positive_integer(k, "k")
+    n = max(k + 2, 4) if n is None else positive_integer(n, "n")
+    if n < 2:
+        raise ValueError(f"n (samples per group) must be at least 2, got {n}")
     if n < k:
         raise ValueError(
             f"n must be at least k, got n = {n} with k = {k}: best of {k} cannot be estimated from "
@@ -97,10 +99,11 @@ def conformance(
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # the function's own; what it returns is what counts
         clock = Clock(seconds, (lambda _: None) if quiet else _to_standard_error)
+        request = Request(name or name_of(fn), k, n, off_policy, kind, seed, clock)
         if chosen is not None:
-            result = judge_procedure(fn, chosen, k, n, off_policy, name, kind, seed, clock, options)
+            result = judge_procedure(fn, chosen, request, options)
         else:
-            result = judge(fn, k, n, off_policy, name, kind, seed, clock)
+            result = judge(fn, request)
     if not quiet:
         print(result, file=file or sys.stdout)
     return result
@@ -108,15 +111,3 @@ def conformance(
 
 def _to_standard_error(text: str) -> None:
     print(f"conformance: {text}", file=sys.stderr, flush=True)
-
-
-def _whole(value: Any, name: str, least: int, what: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise ValueError(
-            f"{name} ({what}) must be a whole number of at least {least}, got {value!r}"
-        )
-    return number

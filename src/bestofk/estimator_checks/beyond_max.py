@@ -19,7 +19,7 @@ from bestofk.messages import unknown
 from bestofk.objectives import Objective
 
 from .behaviour import Finding
-from .calling import CannotCall, Clock, JudgedFunction, Kind, described, find_out, given, name_of
+from .calling import CannotCall, JudgedFunction, Kind, Request, described, find_out, given
 from .fits import EXACT, Case, case_of_calls, fit
 from .policies import OUTCOMES, SPREADS, TabularPolicy, _moved, all_outcomes
 from .verdict import Conformance, drifting, sentence, unusable
@@ -135,16 +135,11 @@ def procedure_of(fn: Any, metric: str | None) -> str | None:
 def judge_procedure(
     fn: Callable[..., Any] | Objective,
     procedure: str,
-    k: int,
-    n: int,
-    off_policy: bool,
-    name: str | None,
-    kind: Kind | None,
-    seed: int,
-    clock: Clock,
+    request: Request,
     options: Mapping[str, Any],
 ) -> Conformance:
     """See `bestofk.conformance`; k and n are valid here."""
+    k, n, off_policy = request.k, request.n, request.off_policy
     worth, needs = DEFINITIONS[procedure]
     options = {**options, **(fn.options if isinstance(fn, Objective) else {})}
     missing = {"retry": "price", "subsets": "value"}.get(procedure.partition("@")[0])
@@ -154,7 +149,6 @@ def judge_procedure(
         )
     if 4**k > MOST_DRAWS:
         raise ValueError(f"k = {k} has {4**k:,} ordered draws of 4 answers: judge a smaller k")
-    label = name or name_of(fn)
     inputs = ("rewards", *needs, *["log_ratio"] * off_policy)
     advantages: dict[tuple[str, bytes], list[np.ndarray]] = {}
     is_noisy = procedure.endswith(":soft")
@@ -167,9 +161,8 @@ def judge_procedure(
         return _of_answers(fn, {each: columns[each] for each in inputs}, number)
 
     try:
-        estimator = find_out(
-            label, judged(SETTINGS["real, scores tie"], np.zeros(4)), n, False, clock, kind
-        )
+        usual = judged(SETTINGS["real, scores tie"], np.zeros(4))
+        estimator = find_out(usual, request, off_policy=False)
         if isinstance(fn, Objective):
             estimator = replace(estimator, batched=True)  # noise belongs to a place in the batch
         findings = _behaviour(estimator, k, n)
@@ -179,7 +172,7 @@ def judge_procedure(
         for setting, columns in SETTINGS.items():
             parts = ({key: each[draw] for key, each in columns.items()} for draw in draws)
             worths = np.array([worth(each, options) for each in parts])
-            for policy in _policies(setting, columns["rewards"], worths, off_policy, seed):
+            for policy in _policies(setting, columns["rewards"], worths, off_policy, request.seed):
                 key = (setting, policy.log_ratio.tobytes() if off_policy else b"")
                 if key not in advantages:
                     functions = [
@@ -193,7 +186,7 @@ def judge_procedure(
                 cases.append(of_policy)
                 noise = max(noise, chance)
     except CannotCall as error:
-        return unusable(label, k, n, off_policy, error)
+        return unusable(request, error)
     target = f"the gradient of {procedure.replace('@k', f'@{k}')}"
     fits = [
         fit([each for each in cases if each.kind == kind], k, n, max(EXACT, noise))
@@ -208,8 +201,9 @@ def judge_procedure(
     if is_noisy:
         summary += f"; means over {NOISE} seeds, to within {noise:.1%}"
     return Conformance(
-        label, k, n, off_policy, verdict, summary, f"{', '.join(inputs)}, each (groups, n) or (n,)",
-        len(outcomes.draws), outcomes.ordered, fits[0], fits[1], tuple(cases), tuple(findings), (),
+        request.name, k, n, off_policy, verdict, summary,
+        f"{', '.join(inputs)}, each (groups, n) or (n,)", len(outcomes.draws),
+        outcomes.ordered, fits[0], fits[1], tuple(cases), tuple(findings), (),
     )  # fmt: skip
 
 

@@ -55,6 +55,19 @@ class Clock:
             self.say(f"{done:,} of {groups}, {remaining:.0f} s left")
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is asked about a function."""
+
+    name: str
+    k: int
+    n: int
+    off_policy: bool
+    kind: Kind | None
+    seed: int
+    clock: Clock
+
+
 class CannotCall(Exception):
     """No way of calling the function gave one number per sample; the message says what happened."""
 
@@ -63,7 +76,6 @@ class CannotCall(Exception):
 class JudgedFunction:
     """A function rewards → advantages together with the way it is called."""
 
-    name: str
     fn: Callable[..., Any]
     off_policy: bool
     kind: Kind
@@ -221,14 +233,7 @@ def by_place(fn: Callable[..., Any] | Objective) -> Callable[..., Any]:
     return lambda rewards, logs=None: fn(rewards, log_ratio=logs)
 
 
-def find_out(
-    name: str,
-    fn: Callable[..., Any],
-    n: int,
-    off_policy: bool,
-    clock: Clock,
-    kind: Kind | None = None,
-) -> JudgedFunction:
+def find_out(fn: Callable[..., Any], request: Request, *, off_policy: bool) -> JudgedFunction:
     """Probe the function with groups of 0/1 rewards, and settle how to call it.
 
     NumPy arrays first, then torch tensors (where torch is loaded), then plain lists; one group as
@@ -237,6 +242,7 @@ def find_out(
     Raises:
         CannotCall: nothing worked; with the first reason.
     """
+    n, kind = request.n, request.kind
     probe = np.array(
         [[float(j >= n - c) for j in range(n)] for c in sorted({0, 1, 2, n // 2, n - 1})]
     )
@@ -248,7 +254,7 @@ def find_out(
         if chosen == "torch" and "torch" not in sys.modules:
             continue
         for wrapped in (False, True):
-            estimator = JudgedFunction(name, fn, off_policy, chosen, clock, False, wrapped)
+            estimator = JudgedFunction(fn, off_policy, chosen, request.clock, False, wrapped)
             rows = estimator.many(probe, logs)
             if len(rows.failures) < len(probe):
                 return _with_batch(estimator, probe, logs, rows)

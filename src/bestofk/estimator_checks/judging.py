@@ -13,14 +13,12 @@ from . import behaviour
 from .behaviour import Finding
 from .calling import (
     CannotCall,
-    Clock,
     JudgedFunction,
-    Kind,
+    Request,
     TooSlow,
     by_place,
     described,
     find_out,
-    name_of,
 )
 from .elsewhere import elsewhere
 from .fits import EXACT, Case, Fit, case_of_calls, fit, other_objective
@@ -42,22 +40,13 @@ ROWS = 3_000
 """Outcomes enumerated one by one when every group is a call of its own."""
 
 
-def judge(
-    fn: Callable[..., Any] | Objective,
-    k: int,
-    n: int,
-    off_policy: bool,
-    name: str | None,
-    kind: Kind | None,
-    seed: int,
-    clock: Clock,
-) -> Conformance:
+def judge(fn: Callable[..., Any] | Objective, request: Request) -> Conformance:
     """See `bestofk.conformance`; k and n are valid here."""
-    label = name or name_of(fn)
+    k, n, off_policy, seed = request.k, request.n, request.off_policy, request.seed
     try:
-        estimator = find_out(label, by_place(fn), n, off_policy, clock, kind)
+        estimator = find_out(by_place(fn), request, off_policy=off_policy)
     except CannotCall as error:
-        return unusable(label, k, n, off_policy, error)
+        return unusable(request, error)
     on_real = behaviour.tried(estimator, behaviour.distinct(n))
     takes_real = not isinstance(on_real, Exception)
     result = behaviour.order(estimator, n, takes_real)
@@ -108,8 +97,8 @@ def judge(
             verdict = "in part"
             summary += f"; but not everywhere, see {' and '.join(sorted(bad))} below"
     return Conformance(
-        label, k, n, off_policy, verdict, summary, _called_with(estimator), len(outcomes.draws),
-        outcomes.ordered, zero_one, real, tuple(cases), tuple(result), table,
+        request.name, k, n, off_policy, verdict, summary, _called_with(estimator),
+        len(outcomes.draws), outcomes.ordered, zero_one, real, tuple(cases), tuple(result), table,
     )  # fmt: skip
 
 

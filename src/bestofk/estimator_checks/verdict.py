@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from .behaviour import Finding
-from .calling import CannotCall
+from .calling import CannotCall, Request
 from .fits import EXACT, Case, Fit, drift
 
 Verdict: TypeAlias = Literal[
@@ -112,12 +112,13 @@ class Conformance:
         return render(self)
 
 
-def unusable(name: str, k: int, n: int, off_policy: bool, error: CannotCall) -> Conformance:
+def unusable(asked: Request, error: CannotCall) -> Conformance:
     """The verdict on what could not be called."""
-    summary = f"unusable with n = {n}: {error}"
+    summary = f"unusable with n = {asked.n}: {error}"
     return Conformance(
-        name, k, n, off_policy, "unusable", summary, "", 0, True, None, None, (), (), ()
-    )
+        asked.name, asked.k, asked.n, asked.off_policy, "unusable", summary,
+        "", 0, True, None, None, (), (), (),
+    )  # fmt: skip
 
 
 def span(low: float, high: float) -> str:

@@ -38,9 +38,6 @@ def max_zscore(rewards: Array, k: int) -> Array:
 def z_score(values: Array) -> Array:
     """(v - mean) / population standard deviation along the last axis; 0 where all are equal.
 
-    Args:
-        values: (..., n).
-
     >>> import numpy as np
     >>> z_score(np.array([[0.1, 0.1, 0.1], [0.0, 0.0, 3.0]]))
     array([[ 0.        ,  0.        ,  0.        ],
@@ -70,8 +67,6 @@ def l_statistic(rewards: Array, k: int, coefficients: tuple[float, ...]) -> Arra
     Claim: unbiased for ∇ Σ_j α_j E[r_(j:k)]; centred; exactly 0 where no gap with a weight is open.
 
     Args:
-        rewards: float64, (..., n), all live.
-        k: how many samples the objective looks at, 1 ≤ k ≤ n, or k < n where stated above.
         coefficients: α_1..α_k, the lowest of k first.
 
     References:
@@ -167,10 +162,6 @@ def rs_grpo(rewards: Array, beta: float) -> Array:
     """Risk-sensitive GRPO: A_i = (1/β) (e^{β r_i} / mean_j e^{β r_j} - 1).
 
     Claim: as published; β → 0 is Dr. GRPO.
-
-    Args:
-        rewards: float64, (..., n), all live.
-        beta: β, positive.
 
     References:
         RS-GRPO (arXiv:2509.24261).

@@ -57,8 +57,6 @@ def full_sampling(rewards: Array, k: int, rng: np.random.Generator | Array) -> A
     The n mod k samples left over get 0. As published; needs n ≥ 2k for two sets to differ.
 
     Args:
-        rewards: float64, (..., n), all live.
-        k: the size of the sets, 2k ≤ n.
         rng: a generator, or uniform numbers (..., n).
     """
     xp = array_namespace(rewards)
@@ -80,8 +78,6 @@ def bootstrap(
     As published. Sets are drawn independently, without replacement inside a set.
 
     Args:
-        rewards: float64, (..., n), all live.
-        k: the size of the sets, k ≤ n.
         rng: a generator, or uniform numbers (..., sets, n).
         sets: how many; n by default (the paper's N_group).
     """
@@ -142,8 +138,6 @@ def drop_easy(rewards: Array, k: int, accuracy_threshold: float) -> Array:
     """Analytical, and 0 for groups whose accuracy exceeds the threshold. 0/1 rewards.
 
     Args:
-        rewards: 0/1 as float64, (..., n), all live.
-        k: 1 ≤ k ≤ n.
         accuracy_threshold: share of correct samples above which a group gets 0.
     """
     xp = array_namespace(rewards)

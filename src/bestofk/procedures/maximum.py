@@ -26,7 +26,6 @@ def subset_shortfall(ordered: Array, k: int, scale: float = 1.0) -> Array:
 
     Args:
         ordered: ascending rewards, (..., n).
-        k: the size of the subsets.
         scale: multiplies the result.
 
     >>> import numpy as np

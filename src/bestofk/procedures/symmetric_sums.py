@@ -8,7 +8,9 @@ nothing overflows; λ is chosen so that about k tosses succeed, so what matters 
 either. Only the final factor λ^k Z can leave the floats, and then we say so.
 
 Shapes here: the sample axis comes first, (n, groups), samples in ascending order of reward. A
-channel axis in the middle, (n, channels, groups), sums several rewards over the same tosses.
+channel axis in the middle, (n, channels, groups), sums several rewards over the same tosses. k is
+the size of the subsets, and tosses are of the same samples as the rewards. `check=False` is for
+tracing.
 """
 
 from __future__ import annotations
@@ -48,10 +50,7 @@ class Tosses:
 def toss(log_ratio: Array, k: int, *, check: bool = True) -> Tosses:
     """p_j and 1 - p_j for a λ under which about k of n tosses succeed.
 
-    Args:
-        log_ratio: (n, groups).
-        k: the size of the subsets.
-        check: False takes a fixed number of bisection steps, for tracing.
+    Without `check` it takes a fixed number of bisection steps.
     """
     xp = array_namespace(log_ratio)
     n = log_ratio.shape[0]
@@ -87,12 +86,7 @@ def by_rank(
 ) -> tuple[Array, Tosses, Array]:
     """Rewards (groups, n) by rank with the sample axis first, their tosses, and the order.
 
-    Args:
-        rewards: (groups, n).
-        log_ratio: (groups, n).
-        k: the size of the subsets.
-        scores: (groups, n), which sort instead of the rewards.
-        check: as in `toss`.
+    Scores, (groups, n), sort instead of the rewards.
     """
     xp = array_namespace(rewards)
     order = sort_with_order(rewards if scores is None else scores)[1]
@@ -123,13 +117,7 @@ def _toss_one(counts: Array, heads: Array, tails: Array) -> Array:
 
 def _prefixes(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Any]:
     """Σ over all k-sets of chance × best reward; and for what is before each sample: chance of
-    m < k heads, and the same Σ.
-
-    Args:
-        rewards: by rank, (n, groups) or (n, channels, groups).
-        tosses: of the same samples.
-        k: the size of the subsets.
-    """
+    m < k heads, and the same Σ."""
     start = (_no_heads(tosses, k), array_namespace(rewards).zeros_like(rewards[0]))
     (_, total), before = scan(_longer_prefix, start, (rewards, tosses.heads, tosses.tails))
     return total, before
@@ -143,14 +131,8 @@ def _longer_prefix(state: Any, sample: Any) -> tuple[Any, Any]:
 
 
 def best_of_subsets(rewards: Array, tosses: Tosses, k: int, last: Array | None = None) -> Array:
-    """Σ over all k-sets of chance × best reward, without the sample axis.
-
-    Args:
-        rewards: by rank, (n, groups).
-        tosses: of the same samples.
-        k: the size of the subsets.
-        last: as in `with_and_without`.
-    """
+    """Σ over all k-sets of chance × best reward, without the sample axis; `last` as in
+    `with_and_without`."""
     if last is None:
         return _prefixes(rewards, tosses, k)[0]
     return tied_with_and_without(rewards[:, None], tosses.with_channels(), k, last)[2][0]
@@ -168,9 +150,6 @@ def with_and_without(
     shifted by one and closed with r_i it is the same for sets that contain i.
 
     Args:
-        rewards: by rank, (n, groups) or (n, channels, groups).
-        tosses: of the same samples.
-        k: the size of the subsets.
         last: where samples tie, True for the last of each tie, (n, groups): the best reward is
             then the mean of those that tie for the best of the set.
     """
@@ -206,12 +185,7 @@ def tied_with_and_without(
     same times the sum of their rewards, `below` the chances of m heads below the tie. Where a tie
     ends, Σ_u paid[u]/u · below[k-u] is what its sets are worth. Each term of the sum over all sets
     has one factor heads_i or tails_i, so the derivatives in them are the sums with i and without.
-
-    Args:
-        rewards: by rank, (n, channels, groups).
-        tosses: with channels.
-        k: the size of the subsets.
-        last: True for the last sample of each tie, (n, groups).
+    Rewards and tosses have channels.
     """
     xp = array_namespace(rewards)
     ends = xp.astype(last, xp.float64)[:, None]
@@ -297,12 +271,9 @@ def gain_over_normalised_others(
 
     M_i is the self-normalised max@k of the other samples: Σ over their k-sets of chance × best,
     over the same sum of chances. Rewards count from the group's best, so that nothing cancels and
-    a group in which every k-set has the same best gives exact zeros.
-
-    Args:
-        rewards: by rank, (n, groups).
-        last: as in `with_and_without`.
-        check: False leaves out the second try for ratios so far apart that M_i underflows.
+    a group in which every k-set has the same best gives exact zeros. `last` as in
+    `with_and_without`; without `check` there is no second try for ratios so far apart that M_i
+    underflows.
     """
     xp = array_namespace(rewards)
     below = rewards - rewards[-1:]
@@ -342,12 +313,7 @@ def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
     """Σ over sets of k - 1 other samples of chance × (r_i - best)_+, i's own toss left out.
 
     A set that contains the sample before i leads it by nothing, so from rank to rank the sum keeps
-    the sets without that sample and adds the gap times all sets: no term is negative.
-
-    Args:
-        rewards: by rank, (n, groups).
-        tosses: of the same samples.
-        k: the size of the subsets, at least 2.
+    the sets without that sample and adds the gap times all sets: no term is negative. k ≥ 2.
     """
     xp = array_namespace(rewards)
     zero = xp.zeros_like(rewards[:1])
