@@ -101,18 +101,23 @@ def _step(state: Array, moved: Array, heads: Array, tails: Array) -> Array:
     return tails * state + heads * moved
 
 
+def up(values: Array) -> Array:
+    """The same with one more head."""
+    xp = array_namespace(values)
+    return xp.concat([xp.zeros_like(values[:1]), values[:-1]], axis=0)
+
+
+def down(values: Array) -> Array:
+    """The same with one head less."""
+    xp = array_namespace(values)
+    return xp.concat([values[1:], xp.zeros_like(values[:1])], axis=0)
+
+
 def _no_heads(tosses: Tosses, k: int) -> Array:
     """Chances of m < k heads before any toss."""
     xp = array_namespace(tosses.heads)
     none = xp.ones_like(tosses.heads[:1])
     return xp.concat([none, *[xp.zeros_like(none)] * (k - 1)], axis=0)
-
-
-def _toss_one(counts: Array, heads: Array, tails: Array) -> Array:
-    """Chances of m < k heads after one more toss."""
-    xp = array_namespace(counts)
-    moved = xp.concat([xp.zeros_like(counts[:1]), counts[:-1]], axis=0)
-    return _step(counts, moved, heads, tails)
 
 
 def _prefixes(rewards: Array, tosses: Tosses, k: int) -> tuple[Array, Any]:
@@ -127,7 +132,7 @@ def _longer_prefix(state: Any, sample: Any) -> tuple[Any, Any]:
     """A step of `scan`: a function of the module, which JAX compiles once for every call."""
     (counts, best), (reward, heads, tails) = state, sample
     grown = _step(best, reward * counts[-1], heads, tails)
-    return (_toss_one(counts, heads, tails), grown), state
+    return (_step(counts, up(counts), heads, tails), grown), state
 
 
 def best_of_subsets(rewards: Array, tosses: Tosses, k: int, last: Array | None = None) -> Array:
@@ -196,18 +201,6 @@ def tied_with_and_without(
     after = (none, none, none, none, xp.ones_like(none[0]))
     _, (with_i, without_i) = scan(_back_in_tie, after, (*samples, *before), reverse=True)
     return stacked(with_i), stacked(without_i), worth
-
-
-def up(values: Array) -> Array:
-    """The same with one more head."""
-    xp = array_namespace(values)
-    return xp.concat([xp.zeros_like(values[:1]), values[:-1]], axis=0)
-
-
-def down(values: Array) -> Array:
-    """The same with one head less."""
-    xp = array_namespace(values)
-    return xp.concat([values[1:], xp.zeros_like(values[:1])], axis=0)
 
 
 def _by_size(values: Array) -> Array:
@@ -327,7 +320,7 @@ def lead_over_others(rewards: Array, tosses: Tosses, k: int) -> Array:
 
 def _next_lead(state: Any, sample: Any) -> tuple[Any, Any]:
     (counts, lead), (gap, heads, tails) = state, sample
-    counts = _toss_one(counts, heads, tails)
+    counts = _step(counts, up(counts), heads, tails)
     lead = tails * lead + gap * counts[-1]
     return (counts, lead), (lead,)
 
