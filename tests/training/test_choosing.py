@@ -165,6 +165,8 @@ def test_retries_and_counts_are_evaluated_whatever_the_objective() -> None:
     goal, free = objective("atleast2@4"), EvaluationSection(metrics=("retry@k", "pass^k"))
     with pytest.raises(ValueError, match=r"retry@k, whose price is not known: set evaluation.pri"):
         metrics_of(free, goal)
+    with pytest.raises(ValueError, match="whose price is not known"):  # it is that of a token
+        metrics_of(free, objective("retry@4:tokens", price=0.001))
     assert metrics_of(free, objective("retry@4", price=0.1)) == ["retry@k", "pass^k"]
     priced = free.model_copy(update={"price": 0.05})
     assert metrics_of(priced, goal) == ["atleast2@k", "retry@k", "pass^k"]

@@ -81,7 +81,7 @@ _without_one = partial(
 _without_k = partial(
     Entry, takes_k=False, samples="k + 1", why="the baseline is made of the other samples"
 )
-_BASELINES = {
+_BASELINES: dict[str, dict[str, Any]] = {
     "canonical": {
         "samples": "k + 1",
         "why": "the leave-one-out baseline averages over subsets without the sample",

@@ -84,9 +84,10 @@ def read_inputs(
         arguments["entropy"] = _entropies(text, inputs, rewards, layout)
     for name, why in NEEDED.items():
         if name in needed:
-            if inputs.get(name) is None:
+            values = inputs.get(name)
+            if values is None:
                 raise ValueError(f"objective {text} needs {name}=, one per sample: {why}")
-            arguments[name] = {name: _column(name, inputs[name], rewards)}
+            arguments[name] = {name: _column(name, values, rewards)}
     if "answers" in needed:
         arguments["answers"] = {"answers": numbered(arguments["answers"]["answers"])}
     if "samples" in needed:

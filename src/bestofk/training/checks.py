@@ -204,16 +204,17 @@ def metrics_of(section: EvaluationSection, objective: Objective) -> list[Metric]
     Raises:
         ValueError: there is no such metric, or it has no place in a run.
     """
+    own = [term.metric for term in reversed(objective.terms)]
     for each in section.metrics:
         check_metric(each)
         if each == "mean":
             raise ValueError("evaluation.metrics cannot have mean: it is max@1")
-        if each.startswith("retry") and {section.price, objective.options.get("price")} == {None}:
+        if each.startswith("retry") and section.price is None and each not in own:
             raise ValueError(
                 f"evaluation.metrics has {each}, whose price is not known: set evaluation.price to "
                 "what one draw (with :tokens, one token) costs in reward"
             )
-    names = dict.fromkeys([*[term.metric for term in reversed(objective.terms)], *section.metrics])
+    names = dict.fromkeys([*own, *section.metrics])
     return [cast(Metric, name) for name in names if name not in ALWAYS_SHOWN]
 
 
