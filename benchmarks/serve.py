@@ -7,17 +7,14 @@ of a draw that no other answer has, and the upstream and the server count as man
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import multiprocessing
 import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +24,9 @@ import numpy as np
 from _measure import machine, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from deploy.scripted_upstream import running
+from deploy.scripted_upstream import command, running
 
 CLIENTS, UPSTREAM_SECONDS = 200, 2.0
-VERIFIER = "def reward(completion):\n    return completion.endswith('right')\n"
 
 
 def upstream(told: Any, stop: Any) -> None:
@@ -61,26 +57,6 @@ def upstream(told: Any, stop: Any) -> None:
         told.send(address)
         stop.wait()
     told.send(count)
-
-
-@contextlib.contextmanager
-def serving(address: str) -> Iterator[tuple[str, int]]:
-    """`bestofk serve` in a process of its own: its address and number."""
-    words = ["serve", "--upstream", address, "--verifier", "mine.py:reward", "--k", "4"]
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "mine.py").write_text(VERIFIER)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bestofk", *words, "--port", "0", "--concurrency", "1024"],
-            cwd=folder, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stderr is not None
-            match = re.match(r"(http://127.0.0.1:\d+)/v1 ", process.stderr.readline())
-            assert match is not None
-            yield match[1], process.pid
-        finally:
-            process.terminate()
-            process.wait()
 
 
 async def ask(address: str, seconds: float, own: dict[str, Any]) -> tuple[list[float], list[str]]:
@@ -134,13 +110,17 @@ def main() -> None:
              "CPU a request")]  # fmt: skip
     draws, alone = 0, (0.0, 0.0)
     minute = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
-    with serving(direct) as (address, server):
+    words = ["--k", "4", "--concurrency", "1024"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        command(direct, Path(folder), *words) as (served, address),
+    ):
         for name, target, seconds, own in (
             ("upstream alone", direct, minute / 3, {}),
             ("serve, k = 1", address, minute, {"bestofk": {"k": 1}}),
             ("serve, k = 4", address, minute / 3, {}),
         ):
-            before, cpu = answered(address), cpu_seconds(server)
+            before, cpu = answered(address), cpu_seconds(served.pid)
             latencies, answers = asyncio.run(ask(target, seconds, own))
             assert len(set(answers)) == len(answers), "an answer came twice"
             assert target == direct or answered(address) - before == len(answers)
@@ -151,7 +131,7 @@ def main() -> None:
                 name, f"{len(answers):,}", f"{len(answers) / seconds:.0f}", f"{p50:.2f} s",
                 f"{p99:.2f} s", f"{1e3 * (p50 - alone[0]):.0f} ms",
                 f"{1e3 * (p99 - alone[1]):.0f} ms", f"{p50 / alone[0]:.3f}",
-                f"{1e3 * (cpu_seconds(server) - cpu) / len(answers):.1f} ms",
+                f"{1e3 * (cpu_seconds(served.pid) - cpu) / len(answers):.1f} ms",
             ))  # fmt: skip
     stop.set()
     assert told.recv() >= draws

@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import json
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,6 +38,26 @@ def running(server: Any) -> Iterator[str]:
         server.should_exit = True
         thread.join(30)
         listener.close()
+
+
+@contextlib.contextmanager
+def command(upstream: str, folder: Path, *words: str) -> Iterator[tuple[Any, str]]:
+    """`bestofk serve` as a process with a verifier in this folder, and its address."""
+    verifier = "def reward(completion):\n    return completion.endswith('right')\n"
+    (folder / "mine.py").write_text(verifier)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bestofk", "serve", "--verifier", "mine.py:reward", "--port", "0",
+         "--upstream", upstream, *words],
+        cwd=folder, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        address = re.match(r"(http://127.0.0.1:\d+)/v1", process.stderr.readline())
+        assert address is not None
+        yield process, address[1]
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class ScriptedUpstream:

@@ -14,8 +14,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +30,7 @@ from bestofk.deploy.racing import DrawFailed, race
 from bestofk.deploy.requests import Rules
 from bestofk.deploy.serving import ServerLimits, Service, server_of
 from bestofk.rewards import BatchVerifier, from_function, scored_by, verifier
-from deploy.scripted_upstream import ScriptedUpstream, running, with_probability
+from deploy.scripted_upstream import ScriptedUpstream, command, running, with_probability
 from evaluation.faulty_server import FaultyServer, send
 
 
@@ -598,25 +596,6 @@ def test_nothing_forged_through_the_server_reaches_the_host(tmp_path: Any) -> No
             assert ask(address, metadata=path).json()["bestofk"]["passed"] is False
     assert not target.exists()
     assert "HURT" not in os.environ
-
-
-@contextlib.contextmanager
-def command(upstream: str, folder: Any, *words: str) -> Iterator[tuple[Any, str]]:
-    """`bestofk serve` as a process, and its address."""
-    (folder / "mine.py").write_text("def reward(completion):\n    return completion == 'right'\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bestofk", "serve", "--verifier", "mine.py:reward", "--port", "0",
-         "--upstream", upstream, *words],
-        cwd=folder, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        address = re.match(r"(http://127.0.0.1:\d+)/v1", process.stderr.readline())
-        assert address is not None
-        yield process, address[1]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_the_command_serves_and_ends_at_ctrl_c(tmp_path: Any) -> None:

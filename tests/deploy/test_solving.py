@@ -17,6 +17,7 @@ import bestofk as bk
 from bestofk.cli import main
 from bestofk.deploy.choosing import Chooser, answer_line, choose, planned, rounds
 from bestofk.evaluation import samples
+from bestofk.models import load, save
 from bestofk.sampling.endpoint import EndpointError
 from bestofk.sampling.openai_wire import sample_seed
 from bestofk.tasks import task
@@ -126,6 +127,25 @@ def test_a_problem_ends_at_its_first_pass_and_a_killed_run_ends_alike(
         (tmp_path / "answers.jsonl").unlink()
         assert solved(tmp_path, capsys)[0] == summary
         assert (tmp_path / "answers.jsonl").read_bytes() == whole
+
+
+def test_the_folder_of_a_run_brings_its_model_task_and_sampling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, rows, out = tmp_path / "run", tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
+    save(load("tiny-countdown"), run / "final")
+    (run / "config.toml").write_text(
+        '[task]\nname = "countdown"\n[sampling]\nmax_new_tokens = 9\n[run]\nsteps = 7\n'
+    )
+    rows.write_text('{"prompt": "1 2 = 3:", "answer": "1+2"}\n')
+    words = ["--k", "2", "--by", "vote", "--out", str(out)]
+    for more in (["--problems", "2"], ["--data", str(rows), "--verifier", "exact"]):
+        assert main(["solve", str(run), *words, *more]) == 0, capsys.readouterr().err
+        first = json.loads(out.read_text().splitlines()[0])
+        assert first["model"] == "run-step7"
+        assert first["sampling"]["max_new_tokens"] == 9
+        out.unlink()
+        out.with_suffix(".samples.jsonl").unlink()
 
 
 def test_a_budget_is_never_passed_and_can_be_raised(

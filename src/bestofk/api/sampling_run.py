@@ -312,9 +312,9 @@ def with_conversation(prompt: Prompt, talk: Conversation) -> dict[str, Any]:
 
 def draw_from_endpoint(
     file: SampleFile,
-    endpoint: Endpoint,
     missing: Mapping[str, Sequence[int]],
     *,
+    endpoint: Endpoint,
     sampling: Sampling,
     seed: int,
     cap: Cap,

@@ -139,20 +139,14 @@ def _explains_itself(error: Exception) -> bool:
     return is_ours or isinstance(error, ValueError | OSError | ImportError)
 
 
-# module that may be missing: the extra that brings it
-EXTRAS = {
-    "torch": "train", "transformers": "train", "peft": "train", "huggingface_hub": "train",
-    "safetensors": "train",
-    "gguf": "train", "datasets": "data", "pyarrow": "data",
-    "httpx": "api", "starlette": "serve", "uvicorn": "serve", "matplotlib": "plot",
-    "trl": "trl", "vllm": "vllm",
-}  # fmt: skip
-
-
 def _message(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
+        from bestofk.cli.doctor_command import EXTRAS
+
         module = error.name.partition(".")[0]
-        package = f"'bestofk[{EXTRAS[module]}]'" if module in EXTRAS else module
+        brings = (f"'bestofk[{extra}]'" for extra, (all_of_it, _) in EXTRAS.items()
+                  if module.replace("_", "-") in all_of_it)  # fmt: skip
+        package = next(brings, module)
         return f"this needs {module}: pip install {package}"
     return str(error)
 

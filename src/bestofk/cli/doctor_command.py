@@ -18,7 +18,10 @@ from bestofk.cli._terminal import wrapped
 
 # extra of the package: the distributions it brings, and what for
 EXTRAS = {
-    "train": (("torch", "transformers", "peft"), "train and sample on this machine"),
+    "train": (
+        ("torch", "transformers", "peft", "huggingface-hub", "safetensors", "gguf"),
+        "train and sample on this machine",
+    ),
     "math": (("latex2sympy2-extended",), "judge mathematics beyond numbers"),
     "gym": (("reasoning-gym",), "reasoning-gym tasks"),
     "data": (("datasets", "pyarrow"), "data sets from the Hub, parquet files"),

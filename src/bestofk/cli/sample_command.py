@@ -9,7 +9,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -293,7 +293,9 @@ def problems_of(
 
     task_options = json_pairs(job.task_option)
     if not job.remote:
-        style = style_for(job.target, job.task, lambda: tokenizer_of(job.target))
+        from bestofk.models import load_tokenizer
+
+        style = style_for(job.target, job.task, lambda: load_tokenizer(job.target))
         task_options = ({"style": style} if style else {}) | task_options
     section = TaskSection(
         name=job.task,
@@ -315,12 +317,6 @@ def problems_of(
         both = scored_by(judge, scorer)
         both.check_prompts(split[:count])
         yield {prompt.id: prompt for prompt in split[:count]}, both
-
-
-def tokenizer_of(model: str) -> Any:
-    from bestofk.models import load_tokenizer
-
-    return load_tokenizer(model)
 
 
 @functools.cache
@@ -363,12 +359,9 @@ def drawer_of(
     )
     cap, usage = announce(job, missing, file), Usage()
 
-    def draw(file: SampleFile, missing: Mapping[str, Sequence[int]], **options: Any) -> None:
-        options.pop("first", None)  # an endpoint draws samples one by one
-        draw_from_endpoint(file, endpoint, missing, cap=cap, usage=usage, warn=say_aside, **options)
-
+    own: Any = {"endpoint": endpoint, "cap": cap, "usage": usage, "warn": say_aside}
     try:
-        yield draw
+        yield functools.partial(draw_from_endpoint, **own)
     finally:
         say_aside(summary(usage))
 

@@ -89,17 +89,18 @@ class SolveOptions(SampleOptions):
         return self.file.with_suffix(".samples.jsonl")
 
     def with_data(self) -> SolveOptions:
-        """The options with the rows as their task, or with what the target's run knows.
+        """The options with the rows as their task, and with what the target's run knows.
 
         Raises:
             ValueError: rows and another task, rows without a verifier.
         """
         if self.data is None:
-            return self
+            return self.with_run()
         if self.task not in ("", "dataset") or not self.verifier:
             raise ValueError("--data FILE needs --verifier NAME, and no --task")
         rows = f"test={json.dumps(str(self.data))}"
-        return self.model_copy(update={"task": "dataset", "task_option": (*self.task_option, rows)})
+        task = {"task": "dataset", "task_option": (*self.task_option, rows)}
+        return self.model_copy(update=task).with_run()
 
     def check(self) -> None:
         super().check()

@@ -91,14 +91,7 @@ async def drawn_and_judged(
     async def draw(sample: int) -> dict[str, Any]:
         body = question.body_of(sample)
         came = await upstream.draw(path, body, authorization, repeated.append)
-        line = {
-            "sample_id": sample,
-            "text": came.choice.text,
-            "choice": came.raw,
-            "response": came.response,
-            "usage": came.usage,
-            **NOT_JUDGED,
-        }
+        line = {"sample_id": sample, **came, **NOT_JUDGED}
         if not compares:
             await judging.judge(question, [line])
         return line

@@ -74,14 +74,14 @@ async def race(
             while started < k and len(tasks) < at_once:
                 tasks.add(asyncio.create_task(draw(started), name=str(started)))
                 started += 1
-            left = end - asyncio.get_running_loop().time()
-            result.is_late = bool(tasks) and left <= 0
+            seconds_left = end - asyncio.get_running_loop().time()
+            result.is_late = bool(tasks) and seconds_left <= 0
             if not tasks or result.is_late:
                 break
-            done, tasks = await asyncio.wait(
-                tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            ended, tasks = await asyncio.wait(
+                tasks, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in sorted(done, key=lambda task: int(task.get_name())):
+            for task in sorted(ended, key=lambda task: int(task.get_name())):
                 try:
                     result.lines.append(task.result())
                 except DrawFailed as failure:

@@ -140,8 +140,8 @@ class Service:
                 is_chat=request.url.path.endswith("/chat/completions"),
             )
             self.judging.check(question)
-            left = begin + self.limits.timeout - time.monotonic()
-            answer = await while_connected(request, self.best(question, request, left))
+            seconds_left = begin + self.limits.timeout - time.monotonic()
+            answer = await while_connected(request, self.best(question, request, seconds_left))
         except BadRequest as error:
             return self.failed(str(error), 400)
         except TimeoutError:
@@ -206,20 +206,15 @@ class Service:
     @property
     def app(self) -> Any:
         """The ASGI application."""
-        post = [
-            Route(f"/v1/{path}", self.complete, methods=["POST"])
-            for path in ("chat/completions", "completions")
-        ]
-        get = [
-            Route(path, endpoint, methods=["GET"])
-            for path, endpoint in (
-                ("/v1/models", self.models),
-                ("/metrics", self.metrics),
-                ("/health", self.health),
-            )
+        routes = [
+            Route("/v1/chat/completions", self.complete, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/health", self.health, methods=["GET"]),
         ]
         app = Starlette(
-            routes=[*post, *get],
+            routes=routes,
             lifespan=self.running,
             exception_handlers={404: self.no_such_path, 405: self.no_such_path},
         )

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -178,22 +179,18 @@ def best_of(
     sampling = Sampling(
         samples_per_prompt=k, max_new_tokens=max_new_tokens, temperature=temperature
     )
-    draw: Draw
+    into_file: Callable[..., None]
     if isinstance(model, Endpoint):
-        endpoint, cap, usage = model, Cap(sys.maxsize, sys.maxsize), Usage()
-        by_id = prompts_of(prompts, in_chat=endpoint.api == "chat")
-
-        def draw(file: SampleFile, missing: Any, numbers: range) -> None:
-            options = round_options(sampling, seed, numbers, one_by_one=True)
-            draw_from_endpoint(file, endpoint, missing, cap=cap, usage=usage, **options)
+        costs: Any = {"cap": Cap(sys.maxsize, sys.maxsize), "usage": Usage()}
+        into_file = partial(draw_from_endpoint, endpoint=model, **costs)
+        in_chat = model.api == "chat"
     else:
         local = LocalModel(str(model), dtype=dtype)
-        by_id = prompts_of(prompts, in_chat=local.has_chat_template)
+        into_file, in_chat = local.draw_into, local.has_chat_template
+    by_id = prompts_of(prompts, in_chat=in_chat)
 
-        def draw(file: SampleFile, missing: Any, numbers: range) -> None:
-            local.draw_into(
-                file, missing, **round_options(sampling, seed, numbers, one_by_one=False)
-            )
+    def draw(file: SampleFile, missing: Any, numbers: range) -> None:
+        into_file(file, missing, **round_options(sampling, seed, numbers, one_by_one=remote))
 
     about = {
         "model": model.model if isinstance(model, Endpoint) else str(model),

@@ -31,12 +31,12 @@ class Tally:
         self.add("request_seconds_sum", "", seconds)
         self.add("request_seconds_count", "")
 
-    def draws(self, drawn: Race) -> None:
-        self.add("draws_total", 'end="finished"', len(drawn.lines))
-        self.add("draws_total", 'end="failed"', len(drawn.failures))
-        self.add("draws_total", 'end="cancelled"', drawn.cancelled)
-        self.add("late_total", "", int(drawn.is_late))
-        unscored = sum(line["status"] == "unscored" for line in drawn.lines)
+    def draws(self, race: Race) -> None:
+        self.add("draws_total", 'end="finished"', len(race.lines))
+        self.add("draws_total", 'end="failed"', len(race.failures))
+        self.add("draws_total", 'end="cancelled"', race.cancelled)
+        self.add("late_total", "", int(race.is_late))
+        unscored = sum(line["status"] == "unscored" for line in race.lines)
         self.add("verdicts_unscored_total", "", unscored)
 
     def answer(self, answer: Mapping[str, Any]) -> None:
@@ -48,12 +48,12 @@ class Tally:
 
     def text(self) -> str:
         kinds = {"request_seconds_bucket": "histogram", "in_progress": "gauge"}
-        lines, seen = [], set[str]()
+        lines, typed = [], set[str]()
         self.counts["in_progress", ""] = self.in_progress
         for (name, label), value in sorted(self.counts.items(), key=lambda item: item[0][0]):
             base = name.removesuffix("_bucket")
-            if name not in seen and not name.endswith(("seconds_sum", "seconds_count")):
+            if name not in typed and not name.endswith(("seconds_sum", "seconds_count")):
                 lines.append(f"# TYPE bestofk_{base} {kinds.get(name, 'counter')}")
-            seen.add(name)
+            typed.add(name)
             lines.append(f"bestofk_{name}{f'{{{label}}}' if label else ''} {value:g}")
         return "\n".join(lines) + "\n"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bestofk.deploy.racing import DrawFailed
 from bestofk.deploy.requests import is_deeper
-from bestofk.sampling.openai_wire import Choice, read_answer
+from bestofk.sampling.openai_wire import read_answer
 from bestofk.sampling.retrying_client import (
     CONNECT_SECONDS,
     NO_CONNECTION,
@@ -22,45 +22,25 @@ from bestofk.sampling.retrying_client import (
 )
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One sample as it came."""
+def sample_in(content: bytes, *, is_chat: bool) -> dict[str, Any]:
+    """The one sample of an answer: its text, its choice and all as the server wrote it, its usage.
 
-    choice: Choice
-    raw: Mapping[str, Any]
-    """The choice as the server wrote it."""
-    response: Mapping[str, Any]
-    usage: Mapping[str, int]
-
-
-def check_choice(choice: Mapping[str, Any], *, is_chat: bool) -> None:
-    """
     Raises:
-        BadAnswer: a choice of the other kind, or tool calls that are none.
+        BadAnswer: there is none, one of the other kind or with tool calls that are none, or it is
+            nested too deeply.
     """
+    answer = read_answer(content, 1)
+    response = json.loads(content)
+    if is_deeper(response):
+        raise BadAnswer("an answer that is nested too deeply")
+    choice = response["choices"][0]
     holder = choice.get("message") if is_chat else choice
     if not isinstance(holder, dict) or not (is_chat or "text" in holder):
         raise BadAnswer(f"a choice without a {'message' if is_chat else 'text'}")
     calls = holder.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise BadAnswer("tool_calls that are not a list of objects")
-
-
-def completion_in(content: bytes, *, is_chat: bool) -> Completion:
-    """The one sample of an answer.
-
-    Raises:
-        BadAnswer: there is none, or it is nested too deeply.
-    """
-    answer = read_answer(content, 1)
-    (choice,) = answer.choices
-    assert choice is not None
-    response = json.loads(content)
-    if is_deeper(response):
-        raise BadAnswer("an answer that is nested too deeply")
-    raw = response["choices"][0]
-    check_choice(raw, is_chat=is_chat)
-    return Completion(choice, raw, response, answer.usage)
+    return {"text": answer.text, "choice": choice, "response": response, "usage": answer.usage}
 
 
 class Upstream:
@@ -75,8 +55,8 @@ class Upstream:
 
     async def draw(
         self, path: str, body: bytes, authorization: str, repeated: Callable[[DrawFailed], None]
-    ) -> Completion:
-        """One sample.
+    ) -> dict[str, Any]:
+        """One sample, as `sample_in` reads it.
 
         Args:
             repeated: told why the request may be repeated.
@@ -84,15 +64,11 @@ class Upstream:
         Raises:
             DrawFailed: the server rejects the request, or keeps failing. No message holds the key.
         """
-
-        def read(content: bytes) -> Completion:
-            return completion_in(content, is_chat=path.startswith("chat/"))
-
         try:
             return await self.client.ask(
                 f"{self.base_url}/{path}",
                 body,
-                read,
+                partial(sample_in, is_chat=path.startswith("chat/")),
                 authorization=authorization,
                 failed=lambda failure: repeated(draw_failed(failure)),
             )

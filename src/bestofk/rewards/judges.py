@@ -75,7 +75,9 @@ def judge(
             "temperature": 0,
             "messages": [{"role": "user", "content": request}],
         }
-        return client.asked(f"{url}/chat/completions", body, lambda each: read(said_in(each)))
+        return client.asked(
+            f"{url}/chat/completions", body, lambda each: read(read_answer(each, 1).text)
+        )
 
     if pairwise:
         return PairwiseJudge(f"judge:{source}", client, ask, opponents)
@@ -190,12 +192,6 @@ def fenced(texts: Mapping[str, str]) -> str:
     return "\n\n".join(
         f"<{name} {mark}>\n{text.strip()}\n</{name} {mark}>" for name, text in texts.items()
     )
-
-
-def said_in(content: bytes) -> str:
-    (choice,) = read_answer(content, 1).choices
-    assert choice is not None
-    return choice.text
 
 
 def last_line(text: str) -> str:

@@ -261,13 +261,13 @@ class _Failures:
         """What a request that failed for good means, and what to do."""
         if failure.is_final:
             return self.rejection(failure)
-        way, kind = "Look into the server's log.", GivenUp
-        if failure.status:
-            kind = EndpointError
-        elif failure.reason == NO_CONNECTION:
-            way, kind = "Is the server running, and are host and port right?", EndpointError
+        way = "Look into the server's log."
+        if failure.reason == NO_CONNECTION:
+            way = "Is the server running, and are host and port right?"
         elif failure.reason == TOO_SLOW:
             way = "Is the server overloaded? Lower --concurrency, or raise --timeout."
+        fails_all = failure.status or failure.reason == NO_CONNECTION
+        kind = EndpointError if fails_all else GivenUp
         tries = counted(failure.tries, "time")
         return kind(
             f"{self.endpoint.base_url} failed {tries} in a row; the last failure was "

@@ -94,6 +94,11 @@ class Answer:
     usage: Mapping[str, int]
     """Tokens as the endpoint counts them, where it does: prompt_tokens, completion_tokens, …"""
 
+    @property
+    def text(self) -> str:
+        """Of the first choice that can be read."""
+        return next(choice.text for choice in self.choices if choice is not None)
+
 
 def read_answer(body: bytes, n: int) -> Answer:
     """The first n choices of a response.

@@ -174,8 +174,8 @@ class RetryingClient:
                 failure = RequestFailed(reason, _printed(text, secret), status)
                 if failure.is_final:
                     raise failure
-                asked = retry_after(told.get("retry-after"))
-                pause = pause if asked is None else asked
+                stated_pause = retry_after(told.get("retry-after"))
+                pause = pause if stated_pause is None else stated_pause
                 if status == 429:
                     now = time.monotonic()
                     self.not_before = {k: end for k, end in self.not_before.items() if end > now}

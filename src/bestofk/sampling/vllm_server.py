@@ -140,7 +140,7 @@ class VLLMServer:
         pool = ThreadPoolExecutor(CONNECTIONS)
 
         def when_done(future: Future[Any], then: Callable[..., None], where: Any) -> None:
-            future.add_done_callback(lambda done: events.put(partial(then, where, done)))
+            future.add_done_callback(lambda _: events.put(partial(then, where, future)))
 
         def drawn(rows: Sequence[int], request: Future[list[Drawn]]) -> None:
             turns = [(at, *turn) for at, turn in zip(rows, request.result(), strict=True)]
@@ -155,9 +155,9 @@ class VLLMServer:
             if reply is None:
                 unfinished -= 1
                 return
-            ids, most = reply
+            ids, room_of_turn = reply
             so_far[at] = (*so_far[at], *ids)
-            options = one.changed(max_new_tokens=most)
+            options = one.changed(max_new_tokens=room_of_turn)
             when_done(pool.submit(self._drawn, so_far[at], numbers[at], options), drawn, [at])
 
         try:

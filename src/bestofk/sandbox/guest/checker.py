@@ -594,7 +594,7 @@ def run_checker(_limit: int) -> None:
     while True:
         packet, files = wire.receive(control)
         request, _, pid = packet.partition(b"\n")
-        news = _request(request)
+        news = wire.unpack_known(request)
         if "event" in news:  # of the last program, which has ended meanwhile
             for descriptor in files:
                 os.close(descriptor)
@@ -616,8 +616,3 @@ def run_checker(_limit: int) -> None:
             os.close(descriptor)
         wire.send(control, wire.DONE)
         remote.leave()  # last: an end of file would wake a program that is about to be killed
-
-
-@lru_cache(64)
-def _request(packet: bytes) -> dict[str, Any]:
-    return wire.unpack(packet)

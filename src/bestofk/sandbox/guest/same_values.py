@@ -20,9 +20,8 @@ def same(actual: Any, expected: Any, absolute: float = 0.0, relative: float = 0.
     >>> same((1, [2.0]), [1, (2,)]), same(0.3, 0.1 + 0.2), same(0.3, 0.1 + 0.2, 1e-9)
     (True, False, True)
     """
-    if isinstance(expected, float | complex) or isinstance(actual, float | complex):
-        return _same_number(_plain_number(actual), _plain_number(expected), absolute, relative)
-    if _is_exact(expected) or _is_exact(actual):
+    inexact = isinstance(expected, float | complex) or isinstance(actual, float | complex)
+    if inexact or _is_exact(expected) or _is_exact(actual):
         return _same_number(_plain_number(actual), _plain_number(expected), absolute, relative)
     if isinstance(expected, _SEQUENCES):
         if not isinstance(actual, _SEQUENCES) or len(actual) != len(expected):

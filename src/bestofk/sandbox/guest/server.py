@@ -321,7 +321,6 @@ class Server:
             seccomp.install(seccomp.server_program(confinement.box))
         proc = ProcFiles(confinement.proc)
         self.table = ProcessTable(host, confinement, proc, _address_space(confinement.proc))
-        self.known: dict[bytes, dict[str, Any]] = {}
 
     def serve(self) -> None:
         while True:
@@ -336,16 +335,8 @@ class Server:
                     os.close(descriptor)
             wire.send(self.host, wire.pack(report))
 
-    def _request(self, packet: bytes) -> dict[str, Any]:
-        """Decoded once: jobs differ in their files, hardly ever in anything else."""
-        if packet not in self.known:
-            if len(self.known) > 64:
-                self.known.clear()
-            self.known[packet] = wire.unpack(packet)
-        return self.known[packet]
-
     def _run(self, packet: bytes, files: list[int]) -> dict[str, Any]:
-        request = self._request(packet)
+        request = wire.unpack_known(packet)  # jobs differ in their files, hardly in anything else
         if request["kind"] == "call":
             return CallJob(self.table, request, files).run()
         checker = self.table.usable_checker(request["limits"])

@@ -12,6 +12,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from .codec import CodecError
@@ -112,6 +113,12 @@ def unpack(packet: bytes) -> Any:
     if end != len(text):
         raise CodecError(f"no packet: {len(text) - end} characters after the value")
     return value
+
+
+@lru_cache(64)
+def unpack_known(packet: bytes) -> Any:
+    """The same, for packets that come again and again; nobody may change what it gives."""
+    return unpack(packet)
 
 
 def send(channel: _socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
