@@ -123,7 +123,6 @@ def watched(argument: str) -> Path:
 def summary(report: Report) -> dict[str, Any]:
     """What `--json` prints."""
     findings = report.findings
-    notes = [*findings.notes, *(note for each in findings.sources for note in each.notes)]
     return {
         "page": str(report.page),
         "bytes": report.size,
@@ -133,7 +132,7 @@ def summary(report: Report) -> dict[str, Any]:
             {"a": one.a, "b": one.b, "metric": one.metric, "verdict": one.verdict}
             for one in findings.comparisons
         ],
-        "notes": notes,
+        "notes": list(findings.notes),
     }
 
 
@@ -142,7 +141,7 @@ def show(report: Report) -> None:
     findings = report.findings
     for one in findings.comparisons:
         say(f"{one.metric}: {one.verdict}")
-    for note in (*findings.notes, *(note for s in findings.sources for note in s.notes)):
+    for note in findings.notes:
         say(f"note: {note}")
     samples = sum(s.samples.rewards.size for s in findings.sources if s.samples is not None)
     print(

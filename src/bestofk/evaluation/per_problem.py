@@ -12,7 +12,7 @@ from bestofk.messages import unknown
 from bestofk.procedures import MAX, PROCEDURES, SELECT
 from bestofk.procedures.estimates import zero_one
 from bestofk.procedures.grouping import gather, lay_out, scatter_groups
-from bestofk.procedures.majority import ballots
+from bestofk.procedures.majority import ballots, whole_votes
 from bestofk.procedures.retries import draws_by_k as expected_draws
 from bestofk.samples import Samples
 
@@ -109,13 +109,19 @@ def values_by_k(
         if count := ATLEAST.fullmatch(metric):
             return at_least_curve(passes, live, int(count[1]), k_max)
         return 1.0 - pass_curve(live - passes, live, k_max)
-    if metric.startswith("maj@k"):
-        return _majority(samples, metric, rows, k_max, threshold, seed)
     if metric == "mean":
         rewards, groups, _ = _scored(samples, rows)
         return (np.bincount(groups, rewards) / np.bincount(groups))[:, None]
-    how, rewards, scores, groups = _what_is_used(samples, metric, rows, threshold)
-    values = _by_problem(how, k_max, groups, rewards, **scores)
+    how, rewards, needs, groups = _what_is_used(samples, metric, rows, threshold)
+    if "answers" in needs:
+        sizes, (answers, votes) = (
+            np.bincount(groups),
+            ballots(needs["answers"], needs.get("scores")),
+        )
+        if exact_takes_too_long(sizes, votes, k_max):
+            ties = how.arguments["ties"]  # type: ignore[attr-defined]
+            return vote_in_orders(rewards, answers, votes, sizes, k_max, seed, ties)
+    values = _by_problem(how, k_max, groups, rewards, **needs)
     if price and metric.startswith("retry@k"):
         tokens = tokens_of(samples) if metric == "retry@k:tokens" else None
         return values - price * draws_by_k(samples, rows, k_max, threshold, tokens)
@@ -157,11 +163,11 @@ def check_price(price: float, metrics: Sequence[Metric]) -> None:
 def _what_is_used(
     samples: Samples, metric: Metric, rows: np.ndarray, threshold: float | None
 ) -> tuple[CurveOf, np.ndarray, dict[str, np.ndarray], np.ndarray]:
-    """The curve of how one of k is chosen; and of the scored samples their rewards, the scores that
-    choose, and the row of their problem.
+    """The curve of how one of k is chosen; and of the scored samples their rewards, what chooses by
+    its name, and the place of their problem in `rows`.
 
     Raises:
-        ValueError: select@k without a score for each scored sample.
+        ValueError: select@k without a score for each scored sample, a vote without answers.
     """
     rewards, groups, live = _scored(samples, rows)
     if metric in ("max@k", "mean"):
@@ -169,9 +175,19 @@ def _what_is_used(
     if metric.startswith("retry@k"):  # the first that passes, else the best
         passed = passing(samples, threshold)[live] == 1
         return SELECT.curve, rewards, {"scores": np.where(passed, np.inf, rewards)}, groups
-    scores = _scores(samples, metric, live, rows[groups])
-    rewards = rewards if threshold is None else passing(samples, threshold)[live]
-    return PROCEDURES[metric].curve, rewards, {"scores": scores}, groups
+    procedure, needs = PROCEDURES[metric], {}
+    if "answers" in procedure.needs:
+        if samples.answers is None:
+            raise ValueError(
+                f"{samples.name}: {metric} needs the answers that vote, and no column that all "
+                "samples have was read for them: name it with --map answer=..."
+            )
+        needs["answers"] = numbered_within(samples.answers[live], np.bincount(groups))
+    if "scores" in procedure.needs:
+        needs["scores"] = _scores(samples, metric, live, rows[groups])
+    if "answers" in needs or threshold is not None:
+        rewards = passing(samples, threshold)[live]
+    return procedure.curve, rewards, needs, groups
 
 
 def _scores(samples: Samples, metric: Metric, live: np.ndarray, problems: np.ndarray) -> np.ndarray:
@@ -189,6 +205,11 @@ def _scores(samples: Samples, metric: Metric, live: np.ndarray, problems: np.nda
             f"{samples.name}: {metric} needs a score for every scored sample, and a sample of "
             f"problem {problem!r} has none: give one that cannot be chosen {way_out}"
         )
+    if "weighted" in metric:
+        try:
+            whole_votes(scores)
+        except ValueError as error:
+            raise ValueError(f"{samples.name}: {error}") from None
     return scores
 
 
@@ -227,36 +248,6 @@ def _scored(samples: Samples, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     groups = np.repeat(place, samples.sizes)
     live = (groups >= 0) & ~np.isnan(samples.rewards)
     return samples.rewards[live], groups[live], live
-
-
-def _majority(
-    samples: Samples,
-    metric: Metric,
-    rows: np.ndarray,
-    k_max: int,
-    threshold: float | None,
-    seed: int,
-) -> np.ndarray:
-    if samples.answers is None:
-        raise ValueError(
-            f"{samples.name}: {metric} needs the answers that vote, and no column that all samples "
-            "have was read for them: name it with --map answer=..."
-        )
-    procedure = PROCEDURES[metric]
-    _, groups, live = _scored(samples, rows)
-    sizes = np.bincount(groups)
-    needs = {"answers": numbered_within(samples.answers[live], sizes)}
-    if "scores" in procedure.needs:
-        needs["scores"] = _scores(samples, metric, live, rows[groups])
-    try:
-        answers, votes = ballots(needs["answers"], needs.get("scores"))
-    except ValueError as error:
-        raise ValueError(f"{samples.name}: {error}") from None
-    rewards = passing(samples, threshold)[live]
-    if exact_takes_too_long(sizes, votes, k_max):
-        ties = procedure.curve.arguments["ties"]  # type: ignore[attr-defined]
-        return vote_in_orders(rewards, answers, votes, sizes, k_max, seed, ties)
-    return _by_problem(procedure.curve, k_max, groups, rewards, **needs)
 
 
 def variance_of_one(

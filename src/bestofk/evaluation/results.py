@@ -131,9 +131,8 @@ class Shown:
         sign = "+" if self.signed else ""
         table = [("", "difference" if self.signed else "estimate", percent(self.confidence))]
         for label, one in self.rows():
-            value, low, high = (
-                f"{each:{sign}.{one.decimals}f}" for each in (one.value, one.low, one.high)
-            )
+            numbers = (one.value, one.low, one.high)
+            value, low, high = (f"{each:{sign}.{one.decimals}f}" for each in numbers)
             table.append((label, value, f"{low} – {high}"))
         lines = [
             "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
@@ -169,9 +168,6 @@ class Estimate:
 
     def __repr__(self) -> str:
         return self.text()
-
-    def __float__(self) -> float:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,18 @@ def sign_flip_tests(
     able = rank >= (1 if exact else 0)  # else no flip is rare enough to exclude anything
     rank = rank if able else 0
     pieces = max(1, min(CELLS // problems, CELLS // columns))
-    reference = _Reference(rank + 1, observed)
     narrow = gaps.astype(np.float32)
+    times_reached, top = np.zeros(columns), np.empty(0)  # by the largest statistic of each flip
     for signs in _signs(problems, count, exact, pieces, rng):
         flipped = (signs @ narrow).astype(float) / problems
-        reference.add(np.abs(flipped) / _errors(flipped, squares, problems, least))
+        statistic = np.abs(flipped) / _errors(flipped, squares, problems, least)
+        largest = np.sort(statistic.max(axis=1))
+        times_reached += len(largest) - np.searchsorted(largest, observed * (1 - TOLERANCE))
+        top = np.sort(np.concatenate([top, largest]))[-rank - 1 :]
     more = 0 if exact else 1
     return FlipTests(
-        p_value=(more + reference.reached) / (more + count),
-        critical=float(reference.top.min()) / (1 - TOLERANCE) if able else np.inf,
+        p_value=(more + times_reached) / (more + count),
+        critical=float(top.min()) / (1 - TOLERANCE) if able else np.inf,
         error=error,
     )
 
@@ -101,17 +104,3 @@ def _signs(
         else:
             bits = rng.integers(0, 2, (rows, problems), dtype=np.int8)
         yield (bits * 2 - 1).astype(np.float32)
-
-
-class _Reference:
-    """What the largest statistic of each flip says: how often it reaches the data, and its top."""
-
-    def __init__(self, keep: int, observed: np.ndarray) -> None:
-        self.keep, self.observed = keep, observed * (1 - TOLERANCE)
-        self.reached = np.zeros(len(observed))
-        self.top = np.empty(0)
-
-    def add(self, statistic: np.ndarray) -> None:
-        largest = np.sort(statistic.max(axis=1))
-        self.reached += len(largest) - np.searchsorted(largest, self.observed)
-        self.top = np.sort(np.concatenate([self.top, largest]))[-self.keep :]

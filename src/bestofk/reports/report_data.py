@@ -72,7 +72,7 @@ def page_data(
         "version": version,
         "created": when,
         "verdicts": verdicts(findings),
-        "notes": [*findings.notes, *(note for source in sources for note in source.notes)],
+        "notes": list(findings.notes),
         "runs": [
             run_facts(source) | {"colour": colour}
             for source, colour in zip(sources, palette_places([*map(described, sources)]))
@@ -233,14 +233,16 @@ def per_problem(findings: Findings) -> dict[str, Any]:
     """Each problem's estimate in each run, at a few k, for the scatter."""
     ids = findings.problems
     position = {problem: i for i, problem in enumerate(ids)}
+    names = [source.name for source in findings.sources]
     measures = []
     for key, curves in findings.curves.items():
         ks = summary_k(curves)
         values = np.full((len(ks), len(findings.sources), len(ids)), np.nan)
         for curve in curves:
             rows = [position[problem] for problem in curve.problems]
-            run = findings.run(curve.name)
-            values[:, run, rows] = curve.values[:, [curve.place(k) for k in ks]].T
+            values[:, names.index(curve.name), rows] = curve.values[
+                :, [curve.place(k) for k in ks]
+            ].T
         low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=1.0)
         measures.append({"key": key, "k": ks, "limits": [low, high], "values": values.round(4)})
     return {"ids": list(ids), "measures": measures}

@@ -40,9 +40,7 @@ class Findings:
     """(runs with samples, problems) passing samples of each problem; NaN where the run has none."""
     threshold: float | None
     notes: tuple[str, ...] = ()
-
-    def run(self, name: str) -> int:
-        return [source.name for source in self.sources].index(name)
+    """On the findings, and on how the files were read."""
 
 
 def evaluate(
@@ -50,21 +48,19 @@ def evaluate(
     *,
     metrics: Sequence[Metric] | None = None,
     threshold: float | None = None,
-    bounds: tuple[float, float] | None = None,
     k_max: int | None = None,
     confidence: float = 0.95,
-    resamples: int | None = None,
-    seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
+    **numbers: Any,
 ) -> Findings:
     """Compute what the page shows.
 
     Args:
         metrics: which curves; by default pass@k, and max@k where rewards are graded.
         threshold: reward ≥ threshold passes; by default 1 where rewards lie in [0, 1].
-        bounds: the least and greatest reward there can be, where that is not 0 and 1.
         k_max: the largest k; problems with fewer scored samples are then left out and counted.
         say: told what is being computed, for a progress line.
+        numbers: bounds, resamples, seed: as in `curve`.
 
     Raises:
         ValueError: runs without a common problem; no scored sample; n < k.
@@ -76,14 +72,10 @@ def evaluate(
     if threshold is None and graded:
         threshold, doubt = default_threshold(runs)
         notes += doubt
-    shown = tuple(metrics) if metrics is not None else default_metrics(graded, threshold)
-    numbers: dict[str, Any] = {
-        "threshold": threshold,
-        "bounds": bounds,
-        "confidence": confidence,
-        "resamples": resamples,
-        "seed": seed,
-    }
+    is_judged = threshold is not None or not graded
+    passing: tuple[Metric, ...] = ("pass@k",) if is_judged else ()
+    shown = metrics if metrics is not None else ("max@k", *passing) if graded else passing
+    numbers |= {"threshold": threshold, "confidence": confidence}
     depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
     curves: dict[Metric, tuple[Curve, ...]] = {}
     comparisons: list[Comparison] = []
@@ -99,7 +91,6 @@ def evaluate(
         for run in runs
         for each in evaluation.curves_by_turns(run, shown[0], **numbers, **depth).items()
     ]
-    judged = threshold is not None or not graded
     say("diversity")
     return Findings(
         sources=tuple(sources),
@@ -107,11 +98,11 @@ def evaluate(
         means=tuple(evaluation.curve(run, "mean", **numbers) for run in runs if graded),
         by_turns=tuple(by_turns),
         comparisons=tuple(comparisons),
-        diversities=diversities(runs, threshold, confidence) if judged else (),
+        diversities=diversities(runs, threshold, confidence) if is_judged else (),
         problems=problems,
-        passes=passes(runs, problems, threshold) if judged else np.empty((0, len(problems))),
+        passes=passes(runs, problems, threshold) if is_judged else np.empty((0, len(problems))),
         threshold=threshold if graded or threshold is not None else 1.0,
-        notes=tuple(notes),
+        notes=(*notes, *(note for source in sources for note in source.notes)),
     )
 
 
@@ -124,11 +115,6 @@ def default_threshold(runs: Sequence[Samples]) -> tuple[float | None, list[str]]
         f"Rewards reach from {np.nanmin(rewards):g} to {np.nanmax(rewards):g} and nobody said "
         "which of them pass: pass@k is not shown (set --threshold)."
     ]
-
-
-def default_metrics(graded: bool, threshold: float | None) -> tuple[Metric, ...]:
-    passing: tuple[Metric, ...] = ("pass@k",) if threshold is not None or not graded else ()
-    return ("max@k", *passing) if graded else passing
 
 
 def differing(runs: Sequence[Samples]) -> list[str]:

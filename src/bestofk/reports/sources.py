@@ -19,10 +19,6 @@ Row: TypeAlias = Mapping[str, Any]
 Fetch: TypeAlias = Callable[[Sequence[int]], Mapping[int, Row]]
 
 
-def nothing(_: Sequence[int]) -> Mapping[int, Row]:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One run: its samples, and what its folder says about how it was trained."""
@@ -32,7 +28,7 @@ class Source:
     path: str
     format: str
     samples: Samples | None = None
-    fetch: Fetch = nothing
+    fetch: Fetch = lambda _: {}
     """The rows behind samples at flat positions: completion, prompt, status, answer, …"""
     metrics: tuple[Row, ...] = ()
     """Lines of metrics.jsonl."""

@@ -14,12 +14,9 @@ from .sources import Source
 Line = Mapping[str, Any]
 
 
-def share(part: str, count: str) -> Callable[[Line], float | None]:
-    def of(line: Line) -> float | None:
-        total = line.get(count)
-        return line[part] / total if total and line.get(part) is not None else None
-
-    return of
+def no_signal_share(line: Line) -> float | None:
+    total = line.get(metrics.GROUPS)
+    return line.get(metrics.GROUPS_NO_SIGNAL, math.nan) / total if total else None
 
 
 def value(name: str) -> Callable[[Line], float | None]:
@@ -39,7 +36,7 @@ STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
     (
         "No-signal share",
         "Groups whose advantages are all zero: they teach nothing.",
-        share(metrics.GROUPS_NO_SIGNAL, metrics.GROUPS),
+        no_signal_share,
     ),
     ("Entropy", "Of the policy, nats per token.", value(metrics.ENTROPY)),
     ("Turns", "Messages of the model in a trajectory.", value(metrics.TURNS)),
@@ -56,10 +53,10 @@ STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
 def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     """One block per figure: a label, and step and value of every run that recorded it."""
     result = [_evaluation(sources, name) for name in _evaluated(sources)]
-    best = sorted({key for s in sources for line in s.metrics for key in line if _is_best(key)})
-    ends = sorted(
-        {end for s in sources for line in s.metrics for end in line.get(metrics.ENDED_BY, ())}
-    )
+    every_line = [line for source in sources for line in source.metrics]
+    names = {name for line in every_line for name in line} - {"max@1"}
+    best = sorted(name for name in names if re.fullmatch(r"max@\d+", name))
+    ends = sorted({end for line in every_line for end in line.get(metrics.ENDED_BY, ())})
     kinds = [
         *STEPS[:1],
         *((f"Training {key}", "Expected best reward among k samples.", value(key)) for key in best),
@@ -74,16 +71,8 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
                 curves.append({"run": run, "step": steps, "value": values})
         if curves:
             facts = _facts(sources, [curve["run"] for curve in curves])
-            result.append(
-                {
-                    "label": label,
-                    "about": about,
-                    "kind": "train",
-                    "zero": True,
-                    "facts": facts,
-                    "curves": curves,
-                }
-            )
+            shared = {"kind": "train", "zero": True, "facts": facts, "curves": curves}
+            result.append({"label": label, "about": about, **shared})
     return result
 
 
@@ -93,29 +82,24 @@ def evaluation_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     result = []
     for run, source in enumerate(sources):
         lines = _evaluations(source)
-        for when, line in dict(
-            zip(("first", "last"), (lines[0], lines[-1]) if lines else ())
-        ).items():
+        for when, line in zip(("first", "last"), (lines[0], lines[-1]) if lines else ()):
             cells_by_name = line[metrics.RESULTS]
             metric = metric_of(cells_by_name)
             ks = depths(cells_by_name, metric)
             cells = [cells_by_name[f"{metric}@{k}"] for k in ks]
             if cells and (when == "last" or len(lines) > 1):
-                result.append(
-                    {
-                        "run": run,
-                        "when": when,
-                        "split": split_of(line),
-                        "step": line["step"],
-                        "n": line.get("samples_per_prompt"),
-                        "problems": line.get("prompts"),
-                        "metric": f"{metric}@k",
-                        "k": ks,
-                        "mean": [cell["value"] for cell in cells],
-                        "low": [cell["low"] for cell in cells],
-                        "high": [cell["high"] for cell in cells],
-                    }
-                )
+                result.append({
+                    "run": run,
+                    "when": when,
+                    "split": split_of(line),
+                    "step": line["step"],
+                    "n": line.get("samples_per_prompt"),
+                    "problems": line.get("prompts"),
+                    "metric": f"{metric}@k",
+                    "k": ks,
+                    "mean": [cell["value"] for cell in cells],
+                    **{end: [cell[end] for cell in cells] for end in ("low", "high")},
+                })  # fmt: skip
     return result
 
 
@@ -172,10 +156,6 @@ def depths(names: Iterable[str], metric: str) -> list[int]:
 def split_of(line: Line) -> str:
     """The split that a line of an evaluation is about; early runs did not record it."""
     return str(line.get("split", "validation"))
-
-
-def _is_best(key: str) -> bool:
-    return re.fullmatch(r"max@\d+", key) is not None and key != "max@1"
 
 
 def _lines(source: Source, kind: str) -> Iterable[Line]:

@@ -8,6 +8,7 @@ file) is held. Every error names the file, the line and the way out.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import csv
 import importlib
 import io
@@ -406,24 +407,21 @@ def _newest_log(folder: Path) -> Path | None:
         [] if tables(folder) else sorted(folder.glob("*.json"))
     )
     for log in logs:
+        spec: dict[str, Any] = {}
         if log.suffix == ".eval":
             with Archive(log) as archive:
                 spec = archive.spec()
-        elif not (spec := _json_log_spec(log)):
-            continue
+        else:
+            with contextlib.suppress(ValueError):
+                spec = _log_spec(json.loads(log.read_bytes()))
+            if not spec:
+                continue
         about[f"{spec.get('task')} on {spec.get('model')}"] = log
         created[str(spec.get("created", "")), log.name] = log
     if len(about) > 1:
         named = "; ".join(f"{log.name}: {evaluated}" for evaluated, log in about.items())
         raise BadFile(folder, None, f"logs of several evaluations: name one of them ({named})")
     return created[max(created)] if created else None
-
-
-def _json_log_spec(path: Path) -> dict[str, Any]:
-    try:
-        return _log_spec(json.loads(path.read_bytes()))
-    except ValueError:
-        return {}
 
 
 def _standard_input() -> Path:

@@ -69,11 +69,6 @@ class Samples:
     def unscored(self) -> int:
         return int(np.isnan(self.rewards).sum())
 
-    @property
-    def problem_of(self) -> np.ndarray:
-        """(N,) problem index of each sample."""
-        return np.repeat(np.arange(len(self.problems)), self.sizes)
-
     def cluster_of(self, problems: np.ndarray) -> np.ndarray | None:
         """The number of each kept problem's cluster, from 0; None where there are no clusters.
 
@@ -127,7 +122,7 @@ class Samples:
         """One row per sample: problem, reward."""
         import pandas
 
-        problems = [self.problems[i] for i in self.problem_of]
+        problems = np.repeat(np.array(self.problems, dtype=object), self.sizes)
         return pandas.DataFrame({"problem": problems, "reward": self.rewards})
 
 
@@ -152,7 +147,6 @@ def samples(
     problems: Sequence[str] | None = None,
     answers: Sequence[Sequence[Hashable]] | None = None,
     clusters: Sequence[Hashable] | None = None,
-    metadata: Mapping[str, Any] | None = None,
     **columns: Any,
 ) -> Samples:
     """One run from one row of rewards per problem; rows may differ in length.
@@ -180,20 +174,17 @@ def samples(
     if np.isinf(flat).any():
         raise ValueError("rewards must be finite, or NaN where scoring failed")
     sizes = [len(rows[i]) for i in order]
-    numbered = None
-    if answers is not None:
-        numbers: dict[Hashable, int] = {}
-        labels = [a for i in order for a in answers[i]]
-        numbered = np.array(
-            [-1 if a is None else numbers.setdefault(a, len(numbers)) for a in labels],
-            dtype=np.int64,
-        )
     extra: dict[str, Any] = {
         key: np.concatenate([np.asarray(column[i], dtype=float) for i in order])
         for key, column in columns.items()
         if column is not None
     }
-    for key, column in {**extra, **({} if numbered is None else {"answers": numbered})}.items():
+    if answers is not None:
+        numbers: dict[Hashable, int] = {None: -1}
+        labels = [a for i in order for a in answers[i]]
+        numbered = [numbers.setdefault(a, len(numbers) - 1) for a in labels]
+        extra["answers"] = np.array(numbered, dtype=np.int64)
+    for key, column in extra.items():
         if len(column) != len(flat):
             raise ValueError(f"{key} has {len(column)} entries for {len(flat)} rewards")
     return Samples(
@@ -202,8 +193,6 @@ def samples(
         clusters=None if clusters is None else tuple(str(clusters[i]) for i in order),
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         rewards=flat,
-        answers=numbered,
-        metadata=dict(metadata or {}),
         **extra,
     )
 
