@@ -214,6 +214,14 @@ def test_what_is_missing_is_named(tmp_path: Path, data: Any, reward: Any, messag
         data_options(sources, reward, prompt=None, folder=tmp_path)
 
 
+def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
+    """It is said before data are read and written there."""
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        bestofk.train("tiny-countdown", [{"prompt": object()}], "exact", dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 def test_rows_may_come_from_a_generator(tmp_path: Path) -> None:
     sources = {"train": ({"prompt": f"{i}?"} for i in range(3)), "validation": None, "test": None}
     _, count, files = data_options(sources, "m:f", prompt=None, folder=tmp_path)

@@ -31,7 +31,7 @@ from bestofk.environments.author_class import (
 from bestofk.evaluation import Curve
 from bestofk.messages import say_aside
 from bestofk.objectives import Objective
-from bestofk.runs import read_metrics
+from bestofk.runs import read_metrics, refuse_begun
 from bestofk.samples import Samples
 from bestofk.training.checks import best_metric, make_objective
 from bestofk.training.resolve import RunSettings, resolve, resumed
@@ -192,6 +192,7 @@ def train(
             f"model is a name or a path, and data come after it; got a {type(model).__name__}"
         )
     folder = free_folder(dir, str(model), str(objective))
+    refuse_begun(folder)  # before data are read, and rows are written there
     task, count, rows = data_options(
         {"train": data, "validation": validation, "test": test},
         name,
