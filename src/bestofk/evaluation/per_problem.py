@@ -114,10 +114,8 @@ def values_by_k(
         return (np.bincount(groups, rewards) / np.bincount(groups))[:, None]
     how, rewards, needs, groups = _what_is_used(samples, metric, rows, threshold)
     if "answers" in needs:
-        sizes, (answers, votes) = (
-            np.bincount(groups),
-            ballots(needs["answers"], needs.get("scores")),
-        )
+        answers, votes = ballots(needs["answers"], needs.get("scores"))
+        sizes = np.bincount(groups)
         if exact_takes_too_long(sizes, votes, k_max):
             ties = how.arguments["ties"]  # type: ignore[attr-defined]
             return vote_in_orders(rewards, answers, votes, sizes, k_max, seed, ties)

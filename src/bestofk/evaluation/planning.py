@@ -213,8 +213,8 @@ def plan(
         ends = reward_bounds(pilots, metric, None, price=price, k_max=k)[0]
     people = people or population()
     target = width or power or 0.0
-    by_pass = metric == "pass@k" and effect and power is not None
-    pair = pair_of(people, k, effect or 0.0) if by_pass else None
+    change = effect or 0.0
+    pair = pair_of(people, k, change) if metric == "pass@k" and power is not None else None
 
     def enough(value: float) -> bool:
         return value <= target if width is not None else value >= target
@@ -224,8 +224,8 @@ def plan(
         rng = np.random.default_rng(seed)
         if pair is not None:
             gaps = _gaps_of_pair(pair, k, samples, at, rng)
-            change = float(((1 - pair[0]) ** k - (1 - pair[1]) ** k).mean())
-            reached = power_of(gaps, change, 1.0, confidence, rng)
+            mean_gain = float(((1 - pair[0]) ** k - (1 - pair[1]) ** k).mean())
+            reached = power_of(gaps, mean_gain, 1.0, confidence, rng)
         elif metric == "pass@k":
             reached = width_of(_passes(people, k, samples), (0.0, 1.0), confidence, seed)
         else:
@@ -235,8 +235,8 @@ def plan(
                 reached = width_of(_from_pool(values[0][:, -1]), ends, confidence, seed)
             else:
                 gaps = values[1] - values[0]
-                gaps = gaps - gaps.mean(axis=0) + (effect or 0.0)
-                reached = power_of(gaps, effect or 0.0, ends[1] - ends[0], confidence, rng)
+                gaps = gaps - gaps.mean(axis=0) + change
+                reached = power_of(gaps, change, ends[1] - ends[0], confidence, rng)
         alone = int(problems / people.effect) if problems else _least(reached, enough)
         count = problems or int(np.ceil(alone * people.effect))
         total = count * samples * (1 if power is None else 2)

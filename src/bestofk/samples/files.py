@@ -166,15 +166,13 @@ def _repeated(loop: _Records, samples: _Columns) -> tuple[str, ...]:
     earlier = [each for each in file.parent.glob(f"*{file.suffix}") if each.name < file.name]
     if not earlier or not samples.numbers["completion"]:
         return ()
-    before = _Columns()
+    number, names = NUMBERS["completion"][1], list(samples.problems)
     try:
-        for row in rows(max(earlier), columns=loop.columns):
-            before.add(row)
+        before = rows(max(earlier), columns=loop.columns)
+        last = [(row.problem_id, number(row.fields.get("completion"))) for row in before]
     except ValueError:
         return ()
-    names, old = list(samples.problems), list(before.problems)
     new = [(names[p], h) for p, h in zip(samples.problem, samples.numbers["completion"])]
-    last = [(old[p], h) for p, h in zip(before.problem, before.numbers["completion"])]
     longest = min(len(new), len(last))
     same = next((m for m in range(longest, 1, -1) if last[-m:] == new[:m]), 0)
     if len(set(new[:same])) < 2:

@@ -16,12 +16,13 @@ from typing import Any, TypeAlias
 
 Record: TypeAlias = Mapping[str, Any]
 Columns: TypeAlias = Mapping[str, str]
-Samples: TypeAlias = Iterable[dict[str, Any]]
+SampleFields: TypeAlias = Iterable[dict[str, Any]]
+"""The samples of a record, each by role."""
 Choice: TypeAlias = tuple[dict[str, str], tuple[str, ...]]
 """Columns, and notes for whoever reads the numbers."""
 
 
-def plain(record: Record, columns: Columns) -> Samples:
+def plain(record: Record, columns: Columns) -> SampleFields:
     """A record that is one sample."""
     fields = {role: record.get(column) for role, column in columns.items()}
     for role in ("problem_id", "reward"):
@@ -69,7 +70,7 @@ class Tool:
     """Columns that every record has."""
     mapping: str
     """Words role=column, or the name of both."""
-    samples: Callable[[Record, Columns], Samples] = plain
+    samples: Callable[[Record, Columns], SampleFields] = plain
     choose: Callable[[Record, Columns], Choice] | None = None
     """(record, overrides) → the columns that depend on the file."""
     inside: bool = False
@@ -91,7 +92,7 @@ LIST_ROLES = ("completion", "answer", "score", "status", "n_tokens", "logprob_su
 MOST_COUNTED = 10_000_000
 
 
-def arrays(record: Record, columns: Columns) -> Samples:
+def arrays(record: Record, columns: Columns) -> SampleFields:
     """A record whose reward is an array: one sample per entry.
 
     Other columns that are arrays of the same length belong to the samples, the rest to the problem.
@@ -120,7 +121,7 @@ def arrays(record: Record, columns: Columns) -> Samples:
         yield sample
 
 
-def counts(record: Record, columns: Columns) -> Samples:
+def counts(record: Record, columns: Columns) -> SampleFields:
     """A record that says only how many of n samples passed."""
     n, c = (record.get(columns[role]) for role in ("n", "c"))
     try:
@@ -198,7 +199,7 @@ def _listed(record: Record, name: str) -> list[Any]:
     return list(value[0]) if value and isinstance(value[0], list) else list(value)
 
 
-def lm_eval(record: Record, columns: Columns) -> Samples:
+def lm_eval(record: Record, columns: Columns) -> SampleFields:
     """The responses of one document."""
     texts, reward, target = _listed(record, "resps"), columns["reward"], record.get("target")
     filtered, scored = _listed(record, "filtered_resps") or [None], list[tuple[Any, Any]]()
@@ -251,7 +252,7 @@ def _texts(record: Record) -> list[Any]:
     return list(texts) if isinstance(texts, list | tuple) else [texts]
 
 
-def lighteval(record: Record, columns: Columns) -> Samples:
+def lighteval(record: Record, columns: Columns) -> SampleFields:
     """The responses of one document."""
     document, metrics, reward = record["doc"], record["metric"], columns["reward"]
     texts = _texts(record)
@@ -319,7 +320,7 @@ def inspect_scorer(record: Record, overrides: Columns) -> Choice:
     return {"reward": reward, "answer": overrides.get("answer", answer)}, ()
 
 
-def inspect_sample(record: Record, columns: Columns) -> Samples:
+def inspect_sample(record: Record, columns: Columns) -> SampleFields:
     """One sample; letters count by their value, and NaN is unscored."""
     fields = {role: record.get(column) for role, column in columns.items()}
     value = fields["reward"]
@@ -359,7 +360,7 @@ def openai_matches(
             yield number, {**about, "sample_id": record["sample_id"], **record["data"]}
 
 
-def promptfoo(result: Record, columns: Columns) -> Samples:
+def promptfoo(result: Record, columns: Columns) -> SampleFields:
     """A result of promptfoo; a request that failed (failureReason 2) is unscored."""
     response, prompt = result.get("response") or {}, result.get("prompt") or {}
     broken = result.get("failureReason") == 2 or (result.get("error") and not response)
@@ -375,7 +376,7 @@ def promptfoo(result: Record, columns: Columns) -> Samples:
 # verifiers: one line per episode, with the trace of every agent; or one line per rollout
 
 
-def verifiers_episode(record: Record, columns: Columns) -> Samples:
+def verifiers_episode(record: Record, columns: Columns) -> SampleFields:
     """The rollouts of one episode; a rollout that did not end well is unscored.
 
     The reward is the weighted sum of the reward functions, or one of them by name.
@@ -407,7 +408,7 @@ def verifiers_episode(record: Record, columns: Columns) -> Samples:
         }
 
 
-def verifiers_rollout(record: Record, columns: Columns) -> Samples:
+def verifiers_rollout(record: Record, columns: Columns) -> SampleFields:
     """One rollout; one that broke is neither right nor wrong."""
     for fields in plain(record, columns):
         yield {**fields, "reward": None if record.get("error") else fields["reward"]}
