@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -75,33 +74,31 @@ def by_count(estimator: JudgedFunction, n: int) -> tuple[tuple[float, float], ..
     return tuple(table)
 
 
-def _no_contrast(name: str, why: str) -> Callable[[str, np.ndarray | Exception], Finding]:
-    def judge(check: str, advantages: np.ndarray | Exception) -> Finding:
-        if isinstance(advantages, Exception):
-            return Finding(check, "bad", f"raises where {name}: {described(advantages)}")
-        if not np.isfinite(advantages).all():
-            return Finding(check, "bad", f"not finite where {name}: {_numbers(advantages)}")
-        if _same(advantages, np.zeros_like(advantages)):
-            return Finding(check, "ok", f"all advantages 0 where {name}")
-        if _same(advantages, np.full_like(advantages, advantages.mean())):
-            text = f"every sample gets {advantages.mean():.3g} where {name}: noise without signal"
-            return Finding(check, "note", text)
-        return Finding(check, "note", f"advantages {_numbers(advantages)} where {name}, {why}")
-
-    return judge
+def _no_contrast(check: str, name: str, why: str, advantages: np.ndarray | Exception) -> Finding:
+    """What is said of a group in which no sample is better than another."""
+    if isinstance(advantages, Exception):
+        return Finding(check, "bad", f"raises where {name}: {described(advantages)}")
+    if not np.isfinite(advantages).all():
+        return Finding(check, "bad", f"not finite where {name}: {_numbers(advantages)}")
+    if _same(advantages, np.zeros_like(advantages)):
+        return Finding(check, "ok", f"all advantages 0 where {name}")
+    if _same(advantages, np.full_like(advantages, advantages.mean())):
+        text = f"every sample gets {advantages.mean():.3g} where {name}: noise without signal"
+        return Finding(check, "note", text)
+    return Finding(check, "note", f"advantages {_numbers(advantages)} where {name}, {why}")
 
 
 def counts(estimator: JudgedFunction, k: int, n: int) -> list[Finding]:
     """c = 0, c = n, and fewer than k wrong samples, where every k-set succeeds."""
     even = "though the samples do not differ"
-    result = [
-        _no_contrast("none is right", even)("c = 0", tried(estimator, _group(n, 0), moved=True)),
-        _no_contrast("all are right", even)("c = n", tried(estimator, _group(n, n), moved=True)),
-    ]
+    cases = [("c = 0", "none is right", even, 0), ("c = n", "all are right", even, n)]
     if 1 < k < n or (k == n and n > 2):
-        judge = _no_contrast(f"{k - 1} < k are wrong", "though every k-set has a success")
-        result.append(judge("N_neg < k", tried(estimator, _group(n, n - k + 1), moved=True)))
-    return result
+        some = f"{k - 1} < k are wrong", "though every k-set has a success"
+        cases.append(("N_neg < k", *some, n - k + 1))
+    return [
+        _no_contrast(check, name, why, tried(estimator, _group(n, right), moved=True))
+        for check, name, why, right in cases
+    ]
 
 
 def too_few(estimator: JudgedFunction, k: int, n: int, own_k: bool) -> list[Finding]:

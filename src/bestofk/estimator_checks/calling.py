@@ -97,8 +97,20 @@ class JudgedFunction:
         live: np.ndarray | None = None,
     ) -> np.ndarray:
         """Advantages of one group, (n,) → (n,). Raises what the function raises, or CannotCall."""
-        values, _ = self._one(rewards, log_ratio, live)
-        return values
+        n = len(rewards)
+        if self.off_policy and log_ratio is None:
+            log_ratio = np.zeros(n)
+        values = self._call(*map(self.as_group, (rewards, log_ratio, live)))
+        if values.size != n or tuple(s for s in values.shape if s != 1) not in ((n,), ()):
+            raise CannotCall(
+                f"it returned shape {values.shape} for rewards of shape "
+                f"{self.as_group(rewards).shape}: one advantage per sample is wanted"
+            )
+        return values.reshape(n)
+
+    def as_group(self, values: Any) -> Any:
+        """What one group has, as the function takes it: (n,) or (1, n); None stays None."""
+        return values[None] if self.wrapped and values is not None else values
 
     @property
     def takes_live(self) -> bool:
@@ -107,27 +119,6 @@ class JudgedFunction:
             return "live" in inspect.signature(self.fn).parameters
         except (TypeError, ValueError):
             return False
-
-    def _one(
-        self,
-        rewards: np.ndarray,
-        log_ratio: np.ndarray | None,
-        live: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, tuple[int, ...]]:
-        row = rewards[None] if self.wrapped else rewards
-        logs = None if not self.off_policy else np.zeros(len(rewards), float)
-        if logs is not None and log_ratio is not None:
-            logs = log_ratio
-        if live is not None:
-            live = live[None] if self.wrapped else live
-        values = self._call(row, logs[None] if self.wrapped and logs is not None else logs, live)
-        n = rewards.shape[-1]
-        if values.size != n or tuple(s for s in values.shape if s != 1) not in ((n,), ()):
-            raise CannotCall(
-                f"it returned shape {values.shape} for rewards of shape {row.shape}: one advantage "
-                "per sample is wanted"
-            )
-        return values.reshape(n), values.shape
 
     def many(self, rewards: np.ndarray, log_ratio: np.ndarray | None = None) -> Answers:
         """Advantages of many groups, (groups, n): NaN where it raised."""
@@ -171,7 +162,7 @@ class JudgedFunction:
 
     def writes_into_input(self, rewards: np.ndarray) -> bool:
         """Whether the function changes the rewards it is given."""
-        row = rewards[None] if self.wrapped else rewards
+        row = self.as_group(rewards)
         theirs = given(row, self.kind)
         logs = [given(np.zeros(row.shape), self.kind)] if self.off_policy else []
         self.fn(theirs, *logs)
@@ -281,10 +272,10 @@ def _with_batch(
     """Decide whether a batch may be used."""
     facts: dict[str, Any] = {"batched": False, "batch_note": "", "shape_note": ""}
     good = [row for row in range(len(probe)) if row not in rows.failures]
-    _, shape = estimator._one(probe[good[0]], None if logs is None else logs[good[0]])
-    expected = (1, probe.shape[1]) if estimator.wrapped else (probe.shape[1],)
-    if shape != expected:
-        facts["shape_note"] = f"returns shape {shape} for rewards {expected}"
+    row = estimator.as_group(probe[good[0]])
+    shape = estimator._call(row, None if logs is None else estimator.as_group(logs[good[0]])).shape
+    if shape != row.shape:
+        facts["shape_note"] = f"returns shape {shape} for rewards {row.shape}"
     for _ in range(REPEATS):
         again = estimator.many(probe[good], None if logs is None else logs[good])
         if not np.array_equal(again.values, rows.values[good], equal_nan=True):
