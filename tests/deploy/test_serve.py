@@ -26,6 +26,7 @@ import pytest
 from bestofk.cli import main
 from bestofk.cli.serve_command import threads_of
 from bestofk.deploy import serving
+from bestofk.deploy.choosing import choose
 from bestofk.deploy.racing import DrawFailed, race
 from bestofk.deploy.requests import Rules
 from bestofk.deploy.serving import ServerLimits, Service, server_of
@@ -719,7 +720,7 @@ def test_a_race_costs_what_enumeration_says(at_once: int) -> None:
     for passes in itertools.product([False, True], repeat=5):
         draws = Draws(passes)
         result = asyncio.run(race(draws.draw, 5, "verifier", **options))
-        line, why = result.best("verifier", 1.0)
+        line, why = choose(result.lines, "verifier", 1.0)
         assert len(result.lines) + result.cancelled == len(draws.started)
         if any(passes):
             assert (why, line["sample_id"]) == ("pass", passes.index(True))

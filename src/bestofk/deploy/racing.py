@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from bestofk.deploy.choosing import Chooser, choose
+from bestofk.deploy.choosing import Chooser
 from bestofk.types import reaches
 
 
@@ -39,11 +39,6 @@ class Race:
     """Whether the time was up before a pass or k samples."""
     repeated: list[DrawFailed] = field(default_factory=list)
     """Why requests of draws were repeated."""
-
-    def best(self, by: Chooser, threshold: float) -> tuple[dict[str, Any], str]:
-        """The line that is kept, and why; at least one is needed."""
-        line, why = choose(self.lines, by, threshold)
-        return dict(line), why
 
 
 async def race(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestofk.deploy.choosing import Chooser
+from bestofk.deploy.choosing import Chooser, choose
 from bestofk.deploy.racing import Race
 from bestofk.messages import unknown
 from bestofk.storage import json_safe
@@ -181,7 +181,7 @@ def answer_of(question: Question, drawn: Race, rules: Rules) -> dict[str, Any]:
 
     `usage` is that of all samples that came, as of the API's own `best_of`.
     """
-    line, why = drawn.best(rules.by, rules.threshold)
+    line, why = choose(drawn.lines, rules.by, rules.threshold)
     reward = line["reward"]
     usages: Sequence[Mapping[str, int]] = [each["usage"] for each in drawn.lines]
     names = ("prompt_tokens", "completion_tokens")

@@ -181,8 +181,8 @@ def best_of(
     )
     into_file: Callable[..., None]
     if isinstance(model, Endpoint):
-        costs: Any = {"cap": Cap(sys.maxsize, sys.maxsize), "usage": Usage()}
-        into_file = partial(draw_from_endpoint, endpoint=model, **costs)
+        cap, usage = Cap(sys.maxsize, sys.maxsize), Usage()
+        into_file = partial(draw_from_endpoint, endpoint=model, cap=cap, usage=usage)
         in_chat = model.api == "chat"
     else:
         local = LocalModel(str(model), dtype=dtype)

@@ -155,13 +155,16 @@ class RetryingClient:
         Raises:
             RequestFailed: the server rejects the request, or keeps failing.
         """
+        import httpx
+
         tries, attempt, secret = self.retries + 1, 0, authorization.rpartition(" ")[2]
         headers = {"Authorization": authorization.encode("latin-1")} if authorization else {}
         while True:
             while (seconds := self.not_before.get(authorization, 0.0) - time.monotonic()) > 0:
                 await asyncio.sleep(seconds)
             before(attempt)
-            pause = backoff(attempt)
+            # Doubling from half a second, spread so that those who wait part.
+            pause = min(LONGEST_PAUSE, 0.5 * 2 ** min(attempt, 8)) * random.uniform(0.5, 1.0)
             try:
                 async with self.slots, asyncio.timeout(self.timeout):
                     client = next(self.clients)
@@ -180,7 +183,7 @@ class RetryingClient:
                     now = time.monotonic()
                     self.not_before = {k: end for k, end in self.not_before.items() if end > now}
                     self.not_before[authorization] = now + pause
-            except transient() as error:
+            except (httpx.TransportError, httpx.DecodingError, TimeoutError, BadAnswer) as error:
                 failure = RequestFailed(reason_of(error), _printed(str(error), secret))
                 if failure.reason == NO_CONNECTION and not self.has_connected:
                     tries = min(tries, CONNECTING)  # nobody is there: say so soon
@@ -227,18 +230,6 @@ async def fetch(
                     "--max-answer-bytes)"
                 )
         return answer.status_code, answer.headers, bytes(content)
-
-
-def transient() -> tuple[type[Exception], ...]:
-    """Failures worth a repeat: cut connections, timeouts, answers that are no completions."""
-    import httpx
-
-    return httpx.TransportError, httpx.DecodingError, TimeoutError, BadAnswer
-
-
-def backoff(attempt: int) -> float:
-    """Seconds before the next try: doubling from half a second, spread so that workers part."""
-    return float(min(LONGEST_PAUSE, 0.5 * 2**attempt) * random.uniform(0.5, 1.0))
 
 
 def retry_after(header: str | None) -> float | None:
