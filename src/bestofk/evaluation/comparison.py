@@ -256,31 +256,19 @@ def _common(
     chosen: list[set[str]] = []
     limits, notes = [], list[str]()
     for run, metric in zip(runs, metrics):
-        here = _subset(run, shared)
-        rows, limit, reported = select(here, metric, k_max, small)
-        chosen.append({here.problems[row] for row in rows})
+        rows, limit, reported = select(run, metric, k_max, small, among=_rows_of(run, shared))
+        chosen.append({run.problems[row] for row in rows})
         limits.append(limit)
         notes += [f"{run.name}: {note}" for note in reported]
-    common = tuple(sorted(set.intersection(*chosen)))
+    common = set.intersection(*chosen)
     if not common:
         raise ValueError("no problem has enough scored samples in every run: ask for a smaller k")
-    rows_by_run = []
-    for run in runs:
-        row = {problem: number for number, problem in enumerate(run.problems)}
-        rows_by_run.append(np.array([row[problem] for problem in common]))
-    return common, rows_by_run, min(limits), tuple(notes)
+    rows_by_run = [_rows_of(run, common) for run in runs]  # ids are sorted in every run
+    return tuple(sorted(common)), rows_by_run, min(limits), tuple(notes)
 
 
-def _subset(run: Samples, problems: set[str]) -> Samples:
-    """The run's rewards on some of its problems."""
-    keep = np.array([problem in problems for problem in run.problems])
-    flat = np.repeat(keep, run.sizes)
-    return Samples(
-        name=run.name,
-        problems=tuple(p for p in run.problems if p in problems),
-        offsets=np.concatenate([[0], np.cumsum(run.sizes[keep])]),
-        rewards=run.rewards[flat],
-    )
+def _rows_of(run: Samples, problems: set[str]) -> np.ndarray:
+    return np.flatnonzero([problem in problems for problem in run.problems])
 
 
 def both(mean: np.ndarray, half: np.ndarray, second: Interval, size: float) -> Interval:

@@ -183,20 +183,28 @@ def check_confidence(confidence: float, resamples: int) -> None:
 
 
 def select(
-    samples: Samples, metric: Metric, k_max: int | None, small: str
+    samples: Samples,
+    metric: Metric,
+    k_max: int | None,
+    small: str,
+    among: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int, tuple[str, ...]]:
     """Problems that count, the largest k, and notes.
+
+    Args:
+        among: the problems to choose from; by default all.
 
     Raises:
         ValueError: no scored sample; a k that some problem cannot answer, under small="error".
     """
     live = samples.live
-    rows = np.flatnonzero(live > 0)
+    among = np.arange(live.size) if among is None else among
+    rows = among[live[among] > 0]
     if not rows.size:
         raise ValueError(f"{samples.name}: no sample is scored; nothing can be estimated")
     notes: tuple[str, ...] = ()
-    if rows.size < live.size:
-        lost = counted(live.size - rows.size, "problem", "has", "have")
+    if rows.size < among.size:
+        lost = counted(among.size - rows.size, "problem", "has", "have")
         notes += (f"{lost} no scored sample: left out",)
     if metric == "mean":
         return rows, 1, notes
