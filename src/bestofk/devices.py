@@ -96,6 +96,14 @@ def keep_compiled() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.resolve())
 
 
+def let_threads_sleep() -> None:
+    """Have PyTorch's threads stop spinning soon while they wait: a busy machine would crawl.
+
+    It is read when PyTorch loads. What the user said of waiting threads stays."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
 def silence_compiler() -> None:
     """Drop two notes of PyTorch's compiler that no user of a run can act on: that TF32 is off (the
     run chose its precision), and that a softmax is computed in two passes."""

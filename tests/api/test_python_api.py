@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -339,3 +340,16 @@ def test_an_objective_with_options_that_it_needs_is_recorded_with_them():
         assert found == {"objective": made.text, "objective_options": options}
     with pytest.raises(TypeError, match=r"objective_options.value = 'file.py:name'"):
         objective_settings(bestofk.objective("subsets@2", value=lambda r, s, a: 0.0))
+
+
+@pytest.mark.parametrize(("policy", "spins"), [(None, "2000"), ("ACTIVE", None)])
+def test_waiting_threads_sleep_soon_unless_the_user_says_how_they_wait(
+    policy: str | None, spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, policy or "")
+        if policy is None or name == "GOMP_SPINCOUNT":
+            monkeypatch.delenv(name)
+    with pytest.raises(ValueError, match="data come after"):
+        bestofk.train(3)  # type: ignore[arg-type]
+    assert os.environ.get("GOMP_SPINCOUNT") == spins

@@ -22,7 +22,7 @@ from bestofk.api.own_data import (
 from bestofk.api.sampling_run import sample_run
 from bestofk.config import Config, merged
 from bestofk.config import read as read_recipe
-from bestofk.devices import silence_compiler
+from bestofk.devices import let_threads_sleep, silence_compiler
 from bestofk.environments.author_class import (
     EnvironmentClasses,
     as_environment,
@@ -182,6 +182,7 @@ def train(
         bestofk.rewards.TooManyUnscored: the reward raises or times out too often.
         KeyboardInterrupt, SystemExit: the run was stopped by a signal; resume it.
     """
+    let_threads_sleep()
     verifier, name = named_reward(reward)
     classes = None if environment is None else as_environment(environment)
     if resume is not None:

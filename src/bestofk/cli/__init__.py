@@ -12,7 +12,7 @@ from typing import Any
 
 import bestofk
 from bestofk.cli._terminal import wrapped
-from bestofk.devices import silence_compiler
+from bestofk.devices import let_threads_sleep, silence_compiler
 from bestofk.messages import unknown
 
 # group: verb: one line for --help; `bestofk.cli.<verb>_command` holds its `main(argv) -> int`
@@ -112,10 +112,7 @@ def _run(arguments: list[str]) -> int:
 def _run_verb(verb: str, rest: list[str]) -> int:
     warnings.showwarning = _show_warning
     silence_compiler()
-    # PyTorch's waiting threads spin for long, and a busy machine crawls: let them sleep soon.
-    # Both are read when it loads.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    let_threads_sleep()
     # Libraries' progress bars (transformers reads a GGUF file with one) do not belong into logs.
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")

@@ -169,6 +169,9 @@ class Estimate:
     def __repr__(self) -> str:
         return self.text()
 
+    def __float__(self) -> float:
+        return self.value
+
 
 @dataclass(frozen=True)
 class Interval:
