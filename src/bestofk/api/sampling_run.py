@@ -7,7 +7,6 @@ what is paid but not scored, and draws the rest. The journal goes when all is do
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -70,6 +69,8 @@ class SampleFile:
         self._error: BaseException | None = None
 
     def __enter__(self) -> SampleFile:
+        import fcntl  # only Unix has it; evaluating files elsewhere needs none
+
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self.journal.open("a", encoding="utf-8", errors=ESCAPED)
         try:

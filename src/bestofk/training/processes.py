@@ -9,7 +9,6 @@ with a word: each holds a lock on a file in the run's folder, which the kernel r
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -201,6 +200,8 @@ class ProcessDied(OSError):
 @contextlib.contextmanager
 def watching(folder: Path, processes: Processes) -> Iterator[None]:
     """While inside, the death of any other process of this machine ends this one, with a word."""
+    import fcntl  # only Unix has it, and settings are resolved elsewhere too
+
     if processes.size == 1:
         yield
         return
@@ -242,6 +243,8 @@ def watching(folder: Path, processes: Processes) -> Iterator[None]:
 
 def dead(locks: Mapping[int, int]) -> int | None:
     """A process whose lock is free, by rank: the kernel releases it at death."""
+    import fcntl
+
     for rank, handle in locks.items():
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
