@@ -83,7 +83,7 @@ class Counted(Echo):
 
     gone_on = threading.Semaphore(0)
 
-    def reset(self, place: int) -> None:
+    def reset(self, place: int = 0) -> None:
         super().reset()
         self.place = place
 
@@ -97,7 +97,8 @@ class Counted(Echo):
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_slow_trajectory_does_not_hold_the_others(serve, n):
     """The first prompt's first turn comes after a second turn of the other prompt."""
-    start, waited = [], []
+    start: list[int] = []
+    waited: list[bool] = []
 
     def hold(body):
         if body.get("prompt") == start:

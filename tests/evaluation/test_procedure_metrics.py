@@ -110,7 +110,8 @@ def test_at_least_two_of_k_is_compared_planned_and_typed_with_its_k(tmp_path, ca
     assert (shown["metric"], shown["k"][-1]) == ("atleast2@k", 4)
     assert main(["compare", str(file), "--metric", "atleast2@4,pass@4", "--json"]) == 0
     assert "pass@k against atleast2@k" in capsys.readouterr().out
-    planned: Any = plan(4, "atleast2@k", pilots=[RUN], threshold=0.3, width=0.3)
+    metric: Any = "atleast2@k"
+    planned: Any = plan(4, metric, pilots=[RUN], threshold=0.3, width=0.3)
     assert planned.rows
     with pytest.raises(ValueError, match="unknown metric 'atleast0@k'; did you mean"):
         curve(RUN, "atleast0@k")  # type: ignore[arg-type]
