@@ -277,7 +277,9 @@ def read(path: str | Path) -> Config:
     except FileNotFoundError:
         raise FileNotFoundError(f"no recipe {path}; recipes/ holds some, each a run.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+        rows = f"; rows are named by --task.name dataset --task.options.train {path}"
+        rows = "" if Path(path).suffix == ".toml" else rows
+        raise ValueError(f"{path} is not TOML: {error}{rows}") from None
     try:
         return Config(**tables)
     except ValueError as error:

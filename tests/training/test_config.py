@@ -90,6 +90,13 @@ def test_a_mistake_in_a_recipe_is_named_with_the_way_out(tmp_path, text, told):
     assert str(file) in str(caught.value)
 
 
+def test_rows_in_the_place_of_a_recipe_are_told_where_they_go(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    with pytest.raises(ValueError, match=f"--task.options.train {re.escape(str(file))}"):
+        read(file)
+
+
 def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "run.toml").write_text("\ufeff[run]\nsteps = 3\n", encoding="utf-8")
     assert read(tmp_path / "run.toml").run.steps == 3
