@@ -165,16 +165,19 @@ def _stdio(spec: Mapping[str, Any], job: dict[str, Any]) -> PreparedTests:
 
 
 def _statements(form: str, spec: Mapping[str, Any], job: dict[str, Any]) -> PreparedTests:
-    setup, entry_point = spec.get("setup", ""), spec.get("entry_point", "")
-    cut = (
-        split_asserts(spec["asserts"], setup, entry_point)
-        if form == "asserts"
-        else split_check(spec["check"], entry_point, setup)
-    )
+    cut = statements_of(form, spec)
     job |= {"mode": "statements", "statements": with_plans(cut.statements, cut.names)}
     job |= {"names": cut.names, "modules": cut.modules}
     paths = tuple(cut.names.values())
     return PreparedTests(encode(job, _MOST_BYTES), cut.total, paths, pure=cut.pure, cut=cut)
+
+
+def statements_of(form: str, spec: Mapping[str, Any]) -> Statements:
+    """Asserts, or the body of a check function, cut into statements."""
+    setup, entry_point = spec.get("setup", ""), spec.get("entry_point", "")
+    if form == "asserts":
+        return split_asserts(spec["asserts"], setup, entry_point)
+    return split_check(spec["check"], entry_point, setup)
 
 
 @lru_cache(1)
