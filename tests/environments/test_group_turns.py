@@ -18,8 +18,8 @@ from bestofk.environments.rollout import TurnSampler
 from bestofk.models import Policy, save
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.engine import plain_kernels
 from bestofk.sampling.engine.group_sampler import GroupSampler
-from bestofk.sampling.engine.layers import sample_plain
 from bestofk.sampling.engine.operands import SlotField
 from bestofk.sampling.engine.prefill import Prefill
 from bestofk.training import setup
@@ -247,7 +247,7 @@ def test_a_forced_token_is_taken_at_no_cost_and_ends_nothing() -> None:
     log_probs = torch.ones(20)
     logits = torch.full((4, 30), -20.0)
     logits[:, 3] = 20.0
-    sample_plain(logits, slots, span, uniform, ends, feed[0], feed[1], out, log_probs, 1.0)
+    plain_kernels.sample(logits, slots, span, uniform, ends, feed[0], feed[1], out, log_probs, 1.0)
     assert out[::5].tolist() == feed[0].tolist() == [3, 0, 29, 3]
     assert log_probs[::5].tolist() == pytest.approx([0, 0, 0, 0], abs=1e-6)
     assert slots[SlotField.ENDED].tolist() == [0, 0, 0, 1]

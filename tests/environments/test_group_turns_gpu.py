@@ -14,8 +14,8 @@ from bestofk.environments.limits import TurnLimits
 from bestofk.environments.rollout import TurnSampler
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.engine import plain_kernels
 from bestofk.sampling.engine.group_sampler import GroupSampler
-from bestofk.sampling.engine.layers import sample_plain
 from bestofk.sampling.engine.operands import SlotField
 from bestofk.types import Group, Prompt
 from fused_models import family
@@ -151,7 +151,7 @@ def test_the_kernel_forces_tokens_as_its_plain_twin_does(temperature: float) -> 
     uniform[::2, 0] = [-1.0 - token for token in forced]
     logits = torch.tensor(draw.normal(size=(rows, vocabulary)), dtype=torch.float32, device="cuda")
     results = []
-    for work, device in ((sample, "cuda"), (sample_plain, "cpu")):
+    for work, device in ((sample, "cuda"), (plain_kernels.sample, "cpu")):
         slots = torch.zeros(len(SlotField), rows, dtype=torch.int32)
         slots[SlotField.SEQUENCE] = torch.arange(rows)
         slots = slots.to(device)

@@ -10,8 +10,8 @@ import torch
 from bestofk.precision import float32_product
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.engine import plain_kernels
 from bestofk.sampling.engine.group_sampler import GroupSampler
-from bestofk.sampling.engine.layers import PlainOps, attend_plain
 from bestofk.sampling.engine.operands import Rotation, SlotField
 from bestofk.types import Group, Prompt
 from fused_models import family
@@ -62,7 +62,8 @@ def test_products_with_norm_sum_and_gate_are_those_of_float64(
 
             mine = getattr(ours, name)(x.clone(), delta, gain, eps, *rest)
             args = [double(value) for value in rest]
-            return mine, getattr(PlainOps, name)(double(x), double(delta), double(gain), eps, *args)
+            plain = getattr(plain_kernels, name)
+            return mine, plain(double(x), double(delta), double(gain), eps, *args)
 
         assert off(*normed("normed_linear", weight, bias)) < near
         assert off(*normed("gated", two)) < 2 * near
@@ -84,7 +85,7 @@ def test_products_with_norm_sum_and_gate_are_those_of_float64(
         normal = ours.norm(changed, given, gain, eps, kind)
         assert normal.dtype == kind
         assert off(changed, plain) < (1e-6 if residual == whole else near)
-        expected = PlainOps.norm(plain, None, gain.double(), eps, torch.float64)
+        expected = plain_kernels.norm(plain, None, gain.double(), eps, torch.float64)
         assert off(normal, expected) < near
 
 
@@ -176,12 +177,10 @@ def test_attention_divided_between_programs_is_that_of_the_plain_formula(
     cos, sin = (torch.cat([part, part], -1) for part in (angle.cos(), angle.sin()))
     gains = torch.rand(2, size, device="cuda")
     rotation = Rotation(cos, sin, gains[0], gains[1], 1e-5)
-    place = (slots[SlotField.PROMPT_LENGTH] + slots[SlotField.GENERATED]).long()[:, None]
     stores = [(own_keys.clone(), own_values.clone()) for _ in range(2)]
-    expected = attend_plain(
-        rotation.rotated(query, place, rotation.query_gain),
-        rotation.rotated(key, place, rotation.key_gain), value, prompt_keys, prompt_values,
-        stores[0][0], stores[0][1], slots, limit, 0.125, window, cap,
+    expected = plain_kernels.attend(
+        query, key, value, prompt_keys, prompt_values, *stores[0], slots, tiles, limit, arrived,
+        0.125, window, cap, split, True, rotation,
     )  # fmt: skip
     calls = [
         ours.attend(

@@ -13,7 +13,7 @@ from torch import Tensor
 from bestofk.sampling.draw import distribution
 from bestofk.sampling.engine.cuda_graphs import GraphRecorder
 from bestofk.sampling.engine.engine_model import EngineModel
-from bestofk.sampling.engine.layers import attend_fused, sample
+from bestofk.sampling.engine.layers import attend_fused, kernels_for
 from bestofk.sampling.engine.memory import rounded
 from bestofk.sampling.engine.state import DecodeState
 from bestofk.sampling.sampler import Sampling
@@ -54,7 +54,7 @@ class DecodeSteps:
         temperature = sampling.temperature
         if sampling.truncated and temperature:
             logits, temperature = distribution(logits, sampling), 1.0
-        sample(
+        kernels_for(logits).sample(
             logits, state.slots, state.span, state.uniform, state.ends, state.feed[0],
             state.feed[1], state.out, state.log_probs, temperature,
         )  # fmt: skip

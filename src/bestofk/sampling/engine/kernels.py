@@ -1,4 +1,4 @@
-"""Triton kernels of the group engine, imported on a CUDA machine only; `layers` has their twins.
+"""Triton kernels of the group engine, imported with CUDA only; `plain_kernels`: what they compute.
 
 A step of a few rows is bound by the number of its kernels, not by their work. So the norm before a
 product, and the activation or the sum after it, are part of the product's kernel.
@@ -370,7 +370,7 @@ def attend(
     arrived: Tensor, scale: float, window: int, cap: float, split: bool, parted: bool,
     rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
-    """`layers.attend_plain`, by two kernels (split) or one."""
+    """`plain_kernels.attend`, by two kernels (split) or one."""
     rows, heads, _, size = query.shape
     kv_heads = key.shape[1]
     g, wide = heads // kv_heads, max(16, power(size))
@@ -422,7 +422,7 @@ def sample(
     logits: Tensor, slots: Tensor, span: Tensor, uniform: Tensor, ends: Tensor, tokens: Tensor,
     positions: Tensor, out: Tensor, log_probs: Tensor, temperature: float,
 ) -> None:  # fmt: skip
-    """`layers.sample_plain`, by two kernels; temperature 0 takes the likeliest token."""
+    """`plain_kernels.sample`, by two kernels; temperature 0 takes the likeliest token."""
     rows, vocabulary = logits.shape
     slot_count, count = slots.stride(0), triton.cdiv(vocabulary, CHUNK)
     inverse = 1.0 / temperature if temperature else 1.0
@@ -565,7 +565,7 @@ def in_one(rows: int, adapter: Adapter | None) -> bool:
 
 
 def norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """`layers.PlainOps.norm`."""
+    """`plain_kernels.norm`."""
     out, pdl = torch.empty_like(x, dtype=dtype), dependent()
     norm_kernel[(len(x),)](
         x, x if delta is None else delta, gain, out, x.shape[1], eps, KP=power(x.shape[1]),
@@ -614,7 +614,7 @@ def add_linear(
 
 
 def add_adapter(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
-    """`layers.plus`, in position."""
+    """`plain_kernels.plus`, in place."""
     if adapter is None:
         return out
     return out.addmm_(F.linear(x, adapter[0]), adapter[1].t())

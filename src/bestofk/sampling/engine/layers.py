@@ -1,7 +1,4 @@
-"""What a decoding step of the group engine computes: attention, the draw, and fused layers.
-
-Attention and the draw are operators that torch.compile takes as a whole. On CUDA they are Triton
-kernels (`kernels`), elsewhere plain functions that say what the kernel computes.
+"""What the group engine computes: attention, and layers of few kernels.
 
 Layers of RMSNorm, rotary attention, RMSNorm and gated SiLU (Llama, Qwen2, Qwen3, SmolLM, Mistral)
 run by fewer kernels. A model is taken for one of them by its parts and by its numbers: on a few
@@ -21,113 +18,39 @@ from torch.nn import functional as F
 
 from bestofk.agreement.tolerances import LAYERS
 from bestofk.precision import float32_product
-from bestofk.sampling.draw import draw
-from bestofk.sampling.engine.operands import Adapter, Rotation, SlotField
+from bestofk.sampling.engine import plain_kernels
+from bestofk.sampling.engine.operands import Adapter, Rotation
 from bestofk.sampling.engine.state import AttentionLayer
-from bestofk.sampling.sampler import Sampling
+
+
+def kernels_for(operand: Tensor) -> Any:
+    """Triton's kernels on CUDA, the same in PyTorch elsewhere."""
+    if not operand.is_cuda:
+        return plain_kernels
+    from bestofk.sampling.engine import kernels
+
+    return kernels
 
 
 @torch.library.custom_op(
     "bestofk::group_attend", mutates_args=("own_keys", "own_values", "arrived"), device_types=None
 )
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prompt_keys: Tensor,
-    prompt_values: Tensor,
-    own_keys: Tensor,
-    own_values: Tensor,
-    slots: Tensor,
-    tiles: Tensor,
-    span: Tensor,
-    arrived: Tensor,
-    scale: float,
-    window: int,
-    cap: float,
-    split: bool,
-    parted: bool,
-) -> Tensor:
-    """Attention of one new token per slot to its prompt, its own earlier tokens and itself.
-
-    Args:
-        query: (R, heads, 1, d), of the sequence in slot r.
-        key, value: (R, kv_heads, 1, d), stored in `own_*` at the sequence's next place.
-        prompt_keys, prompt_values: (C, kv_heads, d), the prompts one after another.
-        own_keys, own_values: flat, (S, kv_heads, T, d) with T in `span`.
-        slots: (6, S), see `SlotField`.
-        tiles: (S / TILED, 2 + rows): a prompt's start and length, then its sequences' slots or -1.
-        arrived: (S, kv_heads), zeros before and after: programs of one slot count here.
-        window: keys a token sees, itself included; 0 is all.
-        cap: of the scores (cap · tanh(x / cap)); 0 is none.
-        split: read each prompt once per tile, not once per sequence.
-        parted: sequences may be long, so several programs read the keys of one.
-
-    Returns:
-        (R, 1, heads, d); zeros where the slot has ended.
-    """
-    operands = (query, key, value, prompt_keys, prompt_values, own_keys, own_values, slots)
-    if query.is_cuda:
-        from bestofk.sampling.engine import kernels
-
-        return kernels.attend(*operands, tiles, span, arrived, scale, window, cap, split, parted)
-    return attend_plain(*operands, span, scale, window, cap)
+    query: Tensor, key: Tensor, value: Tensor, prompt_keys: Tensor, prompt_values: Tensor,
+    own_keys: Tensor, own_values: Tensor, slots: Tensor, tiles: Tensor, span: Tensor,
+    arrived: Tensor, scale: float, window: int, cap: float, split: bool, parted: bool,
+) -> Tensor:  # fmt: skip
+    """`plain_kernels.attend` as one operator of a graph."""
+    return kernels_for(query).attend(  # type: ignore[no-any-return]
+        query, key, value, prompt_keys, prompt_values, own_keys, own_values, slots, tiles, span,
+        arrived, scale, window, cap, split, parted,
+    )  # fmt: skip
 
 
 @attend.register_fake
-def _(  # type: ignore[no-untyped-def]
-    query, key, value, prompt_keys, prompt_values, own_keys, own_values, slots, tiles, span,
-    arrived, scale, window, cap, split, parted,
-) -> Tensor:  # fmt: skip
+def _(query, *rest):  # type: ignore[no-untyped-def]
     rows, heads, _, size = query.shape
     return query.new_empty(rows, 1, heads, size)
-
-
-@torch.autocast("cpu", enabled=False)  # float32 below means float32
-def attend_plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prompt_keys: Tensor,
-    prompt_values: Tensor,
-    own_keys: Tensor,
-    own_values: Tensor,
-    slots: Tensor,
-    span: Tensor,
-    scale: float,
-    window: int,
-    cap: float,
-) -> Tensor:
-    """`attend`, slot by slot."""
-    rows, heads, _, size = query.shape
-    kv_heads, limit = key.shape[1], int(span)
-    per_slot = kv_heads * limit * size
-    keys, values = (
-        store[: store.numel() // per_slot * per_slot].view(-1, kv_heads, limit, size)
-        for store in (own_keys, own_values)
-    )
-    out = torch.zeros(rows, 1, heads, size, dtype=query.dtype, device=query.device)
-    table = slots.tolist()
-    for r in range(rows):
-        if table[SlotField.ENDED][r]:
-            continue
-        t, start, length = (
-            table[f][r]
-            for f in (SlotField.GENERATED, SlotField.PROMPT_START, SlotField.PROMPT_LENGTH)
-        )
-        kv_slot = table[SlotField.KV_SLOT][r]
-        keys[kv_slot, :, t], values[kv_slot, :, t] = key[r, :, 0], value[r, :, 0]
-        prompt = slice(start, start + length)
-        k = torch.cat([prompt_keys[prompt].transpose(0, 1), keys[kv_slot, :, : t + 1]], dim=1)
-        v = torch.cat([prompt_values[prompt].transpose(0, 1), values[kv_slot, :, : t + 1]], dim=1)
-        grouped = query[r, :, 0].view(kv_heads, heads // kv_heads, size).float()
-        scores = grouped @ k.float().transpose(1, 2) * scale
-        if cap:
-            scores = cap * torch.tanh(scores / cap)
-        if window:
-            scores[:, :, : max(0, k.shape[1] - window)] = -torch.inf
-        out[r, 0] = (scores.softmax(-1) @ v.float()).reshape(heads, size).to(query.dtype)
-    return out
 
 
 def causal(
@@ -148,74 +71,6 @@ def causal(
     distance = positions[:, None] - positions
     hidden = (distance < 0) | (distance >= (window or length))
     return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(value.dtype) @ value
-
-
-def sample(
-    logits: Tensor,
-    slots: Tensor,
-    span: Tensor,
-    uniform: Tensor,
-    ends: Tensor,
-    tokens: Tensor,
-    positions: Tensor,
-    out: Tensor,
-    log_probs: Tensor,
-    temperature: float,
-) -> None:
-    """Sample the next token of every slot that has not ended, and move the slot on.
-
-    Args:
-        logits: (R, V), tokens that cannot be drawn at -inf.
-        uniform, out, log_probs: flat, (sequences, T): the numbers to draw with, and where to write.
-            A number −1 − id forces the token id: it ends nothing, and its log-prob is 0.
-        ends: token ids that end a sequence, -1 for none.
-        tokens, positions: (S,), what the next step feeds, and at which position.
-        temperature: 0 takes the likeliest token.
-    """
-    operands = (logits, slots, span, uniform, ends, tokens, positions, out, log_probs)
-    if logits.is_cuda:
-        from bestofk.sampling.engine import kernels
-
-        kernels.sample(*operands, temperature)
-    else:
-        sample_plain(*operands, temperature)
-
-
-def sample_plain(
-    logits: Tensor,
-    slots: Tensor,
-    span: Tensor,
-    uniform: Tensor,
-    ends: Tensor,
-    tokens: Tensor,
-    positions: Tensor,
-    out: Tensor,
-    log_probs: Tensor,
-    temperature: float,
-) -> None:
-    """`sample`, by the present sampler's own draw."""
-    live = (slots[SlotField.ENDED, : len(logits)] == 0).nonzero()[:, 0]
-    generated = slots[SlotField.GENERATED, live]
-    here = slots[SlotField.SEQUENCE, live].long() * span + generated
-    numbers = uniform[here].double()
-    chosen, logp = draw(
-        logits[live].float(), numbers.clamp(min=0), Sampling(temperature=temperature)
-    )
-    forced = numbers < 0
-    chosen = torch.where(forced, (-1 - numbers).long(), chosen)
-    out[here], log_probs[here] = chosen.to(out.dtype), logp.masked_fill(forced, 0.0)
-    over = torch.isin(chosen, ends.long()) & ~forced | (generated + 1 >= span)
-    slots[SlotField.GENERATED, live] = generated + 1
-    slots[SlotField.ENDED, live] = over.to(slots.dtype)
-    tokens[live] = chosen
-    positions[live] = (
-        slots[SlotField.PROMPT_LENGTH, live] + generated + (~over).to(generated.dtype)
-    ).long()
-
-
-def plus(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
-    """A product and what adapters add to it."""
-    return out if adapter is None else out + F.linear(F.linear(x, adapter[0]), adapter[1])
 
 
 HEAD = 16_384
@@ -266,6 +121,24 @@ class FusedLayer:
         parts = qkv.view(len(qkv), sum(sizes), 1, own.head_size).split(sizes, 1)
         return parts[0], parts[1], parts[2]
 
+    def whole(
+        self, qkv: Tensor, positions: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value (P, heads, L, d) of texts that lie one after another, rotated."""
+        query, key, value = (
+            part.view(-1, len(positions), part.shape[1], part.shape[3]).transpose(1, 2)
+            for part in self.heads(qkv)
+        )
+        rotation = self.rotation(*angles)
+        query = rotation.rotated(query, positions, self.query_gain)
+        return query, rotation.rotated(key, positions, self.key_gain), value
+
+    def attend_whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention of such texts, (P · L, heads · d)."""
+        own = self.attention
+        out = causal(query, key, value, own.scale, own.window, own.cap)
+        return out.transpose(1, 2).flatten(0, 1).flatten(1)
+
 
 @dataclass(eq=False)
 class FusedModel:
@@ -295,7 +168,7 @@ class FusedModel:
         Args:
             exact: in float32, whatever the weights: one layer's at a time are cast.
         """
-        ops = PlainOps if exact else _ops(self.head)
+        ops = plain_kernels if exact else kernels_for(self.head)
         x, delta = self.embedding(ids), None
         if exact:
             x = x.float()
@@ -316,21 +189,16 @@ class FusedModel:
 
     def prompts(self, ids: Tensor, angles: tuple[Tensor, Tensor]) -> None:
         """Keys and values of prompts (P, L), to the layers' memory."""
-        count, length = ids.shape
-        positions = torch.arange(length, device=ids.device)
+        positions = torch.arange(ids.shape[1], device=ids.device)
 
         def attend(layer: FusedLayer, qkv: Tensor) -> Tensor:
-            query, key, value = (
-                part.view(count, length, -1, layer.attention.head_size).transpose(1, 2)
-                for part in layer.heads(qkv)
+            memory, (query, key, value) = (
+                layer.attention.memory,
+                layer.whole(qkv, positions, angles),
             )
-            rotation, shape = layer.rotation(*angles), layer.attention
-            query = rotation.rotated(query, positions, layer.query_gain)
-            key = rotation.rotated(key, positions, layer.key_gain)
-            assert shape.memory is not None
-            shape.memory.store_prompts(*(x.transpose(1, 2).flatten(0, 1) for x in (key, value)))
-            out = causal(query, key, value, shape.scale, shape.window, shape.cap)
-            return out.transpose(1, 2).reshape(count * length, -1)
+            assert memory is not None
+            memory.store_prompts(*(x.transpose(1, 2).flatten(0, 1) for x in (key, value)))
+            return layer.attend_whole(query, key, value)
 
         self.hidden(ids.flatten(), attend)
 
@@ -343,23 +211,13 @@ class FusedModel:
         """
         count = 8
         ids = torch.arange(3, 3 + count, device=self.head.device) % self.head.shape[0]
-        cos, sin = self.angles(count)
-        if any(layer.attention.head_size != cos.shape[-1] for layer in self.layers):
+        angles = self.angles(count)
+        if any(layer.attention.head_size != angles[0].shape[-1] for layer in self.layers):
             return False  # only a part of each head is rotated
-        position = torch.arange(count, device=ids.device)
+        positions = torch.arange(count, device=ids.device)
 
         def attend(layer: FusedLayer, qkv: Tensor) -> Tensor:
-            rotation, shape = layer.rotation(cos, sin), layer.attention
-            q, k, v = (part[:, :, 0].transpose(0, 1) for part in layer.heads(qkv))
-            q = rotation.rotated(q, position, layer.query_gain)
-            k = rotation.rotated(k, position, layer.key_gain)
-            share = shape.heads // shape.kv_heads
-            k, v = (part.repeat_interleave(share, 0) for part in (k, v))
-            scores = (q.float() @ k.float().transpose(1, 2)) * shape.scale
-            distance = position[:, None] - position
-            hidden = (distance < 0) | (distance >= (shape.window or count))
-            chances = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            return (chances @ v.float()).transpose(0, 1).flatten(1).to(qkv.dtype)
+            return layer.attend_whole(*layer.whole(qkv, positions, angles))
 
         exact = self.exact(ids, attend)
         passes = self.forward(ids, attend), plain(ids)
@@ -400,44 +258,41 @@ def fused_model(model: Any, attention_layers: list[Any]) -> FusedModel | None:
         ]
         last, eps = _norm(decoder.norm)
         return FusedModel(decoder.embed_tokens, layers, last, eps, head.weight, rotary)
-    except (AttributeError, NotImplementedError, TypeError, ValueError, _Other):
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
         return None
-
-
-class _Other(Exception):
-    """A part is not of that kind."""
 
 
 def _norm(module: Any) -> tuple[Tensor, float]:
     if set(dict(module.named_parameters())) != {"weight"}:
-        raise _Other
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if eps is None:
-        raise _Other
+        raise ValueError("a norm of another kind")
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     return module.weight, float(eps)
 
 
 def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
+    from transformers.activations import ACT2FN
+
     attention, mlp = module.self_attn, module.mlp
     parts = {name for name, _ in module.named_children()}
-    if parts != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
-        raise _Other
-    if attends.module is not attention or attends.cap or type(mlp.act_fn) is not _silu():
-        raise _Other
     qkv, gate_up = attention.q_proj, mlp.gate_proj
-    for joined, count in ((qkv, 3), (gate_up, 2)):
-        if len(getattr(joined, "sizes", ())) != count:
-            raise _Other
-    plain = (attention.o_proj, mlp.down_proj)
-    if any(not _is_linear(each) or each.bias is not None for each in plain):
-        raise _Other
-    if gate_up.bias is not None:
-        raise _Other
+    outputs = (attention.o_proj, mlp.down_proj)
+    usual = (
+        parts == {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+        and attends.module is attention
+        and not attends.cap
+        and type(mlp.act_fn) is type(ACT2FN["silu"])
+        and len(getattr(qkv, "sizes", ())) == 3
+        and len(getattr(gate_up, "sizes", ())) == 2
+        and all(type(each) is nn.Linear or hasattr(each, "adapter") for each in outputs)
+        and all(each.bias is None for each in (gate_up, *outputs))
+    )
+    if not usual:
+        raise ValueError("a layer of another kind")
     gains: dict[str, Any] = {}
     if hasattr(attention, "q_norm"):
         (query, eps), (key, _) = _norm(attention.q_norm), _norm(attention.k_norm)
         if query.shape != (attends.head_size,) or key.shape != (attends.head_size,):
-            raise _Other
+            raise ValueError("norms of queries and keys of another kind")
         gains = {"query_gain": query, "key_gain": key, "head_eps": eps}
     return FusedLayer(
         attends,
@@ -456,82 +311,14 @@ def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
     )
 
 
-def _is_linear(module: Any) -> bool:
-    return type(module) is nn.Linear or hasattr(module, "adapter")
-
-
-def _silu() -> type:
-    from transformers.activations import ACT2FN
-
-    return type(ACT2FN["silu"])
-
-
 def attend_fused(layer: FusedLayer, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`attend` with rotation: (R, (heads + 2 kv_heads) d) → (R, heads · d)."""
-    shape, rotation = layer.attention, layer.rotation(cos, sin)
-    memory = shape.memory
+    shape, memory = layer.attention, layer.attention.memory
     assert memory is not None
-    state, slots = memory.state, memory.state.slots
-    query, key, value = layer.heads(qkv)
-    stores = (memory.prompt_keys, memory.prompt_values, memory.own_keys, memory.own_values)
-    settings = (shape.scale, shape.window, shape.cap)
-    if qkv.is_cuda:
-        from bestofk.sampling.engine import kernels
-
-        out = kernels.attend(
-            query, key, value, *stores, slots, state.tiles, state.span, memory.arrived, *settings,
-            state.split, state.parted, rotation,
-        )  # fmt: skip
-        return out.flatten(1)
-    position = slots[[SlotField.PROMPT_LENGTH, SlotField.GENERATED], : len(qkv)].sum(0)[:, None]
-    position = position.long().clamp(max=len(cos) - 1)  # of slots that have ended
-    query = rotation.rotated(query, position, layer.query_gain)
-    key = rotation.rotated(key, position, layer.key_gain)
-    return attend_plain(query, key, value, *stores, slots, state.span, *settings).flatten(1)
-
-
-class PlainOps:
-    """The kernels of `kernels`, in PyTorch."""
-
-    @staticmethod
-    def norm(
-        x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, dtype: torch.dtype
-    ) -> Tensor:
-        """x / rms(x) · gain in `dtype`, after delta was added to x."""
-        if delta is not None:
-            x += delta
-        z = x if x.dtype == torch.float64 else x.float()
-        normed = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * gain.to(z.dtype)
-        return normed.to(dtype)
-
-    @staticmethod
-    def normed_linear(
-        x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
-        bias: Tensor | None, adapter: Adapter | None = None,
-    ) -> Tensor:  # fmt: skip
-        normed = PlainOps.norm(x, delta, gain, eps, weight.dtype)
-        return plus(F.linear(normed, weight, bias), normed, adapter)
-
-    @staticmethod
-    def gated(
-        x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
-        adapter: Adapter | None = None,
-    ) -> Tensor:  # fmt: skip
-        both = PlainOps.normed_linear(x, delta, gain, eps, weight, None, adapter)
-        gate, up = both.chunk(2, -1)
-        return F.silu(gate) * up
-
-    @staticmethod
-    def add_linear(
-        x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None
-    ) -> Tensor | None:
-        """What is to be added to `into`, which some kernels do at once."""
-        return plus(F.linear(x, weight), x, adapter)
-
-
-def _ops(weight: Tensor) -> Any:
-    if not weight.is_cuda:
-        return PlainOps
-    from bestofk.sampling.engine import kernels
-
-    return kernels
+    state = memory.state
+    out: Tensor = kernels_for(qkv).attend(
+        *layer.heads(qkv), memory.prompt_keys, memory.prompt_values, memory.own_keys,
+        memory.own_values, state.slots, state.tiles, state.span, memory.arrived, shape.scale,
+        shape.window, shape.cap, state.split, state.parted, layer.rotation(cos, sin),
+    )  # fmt: skip
+    return out.flatten(1)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bestofk.precision import float32_product
-from bestofk.sampling.engine.layers import plus
 from bestofk.sampling.engine.operands import Adapter
+from bestofk.sampling.engine.plain_kernels import plus
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that are applied to one input, in this order."""

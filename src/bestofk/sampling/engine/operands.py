@@ -1,4 +1,4 @@
-"""What kernels of the group engine and their plain twins both take."""
+"""What `kernels` and `plain_kernels` take."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Slots of the group engine and the sequences in them: the host's copy, in NumPy.
 
-Kernels and their plain twins read the same fields on the device.
+Kernels read the same fields on the device.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SlotTable:
         self.park(moving)
 
     def tiles(self) -> np.ndarray:
-        """(slots, 2 + rows_per_tile): active siblings in tiles; see `layers.attend`."""
+        """(slots, 2 + rows_per_tile): active siblings in tiles; see `plain_kernels.attend`."""
         count, per = self.fields.shape[1], self.rows_per_tile
         tiles = np.full((count, 2 + per), EMPTY, dtype=np.int32)
         active = self.active()
