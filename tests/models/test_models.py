@@ -126,6 +126,13 @@ def test_a_saved_policy_comes_back_the_same(tmp_path: Path) -> None:
     assert not list(folder.glob("*.bin"))
 
 
+@pytest.mark.filterwarnings("ignore:Model .*tie_word_embeddings")
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_tied_weights_get_no_adapters_of_their_own(target: str) -> None:
+    with pytest.raises(ValueError, match=f"leave it out of the targets, got q_proj, {target}"):
+        load("tiny-countdown", lora=Lora(rank=4, targets=("q_proj", target)))
+
+
 def test_a_saved_peft_model_has_its_adapters_folded_in(tmp_path: Path) -> None:
     policy = load("tiny-countdown", lora=Lora(rank=4))
     adapted = policy.model

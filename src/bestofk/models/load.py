@@ -292,6 +292,7 @@ def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
     """The model frozen, with trainable low-rank adapters."""
     from peft import LoraConfig, get_peft_model
 
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha or 2 * lora.rank,  # type: ignore[arg-type]
@@ -299,7 +300,14 @@ def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
         target_modules=list(lora.targets) or "all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    adapted = get_peft_model(model, config)
+    tied = head is not None and head.weight is embedding.weight
+    if tied and (embedding, head) != (model.get_input_embeddings(), model.get_output_embeddings()):
+        raise ValueError(
+            "this model's embedding and head are one weight, which cannot be saved with adapters "
+            f"for one of them: leave it out of the targets, got {', '.join(lora.targets)}"
+        )
+    return adapted
 
 
 def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
