@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from bestofk.learning import Learner
 from bestofk.models import tiny
 from bestofk.models.load import Lora, with_adapters
-from bestofk.sampling import Sampling
+from bestofk.sampling import Sampling, cache
 from bestofk.sampling.cache import rows_that_fit
 from bestofk.sampling.decode import LEAVE, ModelSampler
 from bestofk.sampling.draw import draw
@@ -206,6 +208,23 @@ def test_a_stop_string_ends_the_completion_and_is_not_in_its_text() -> None:
     assert cut > 50
 
 
+def test_a_stop_string_ends_the_completion_where_its_characters_are_several_tokens() -> None:
+    """A policy that writes the bytes of one character again and again, each a token."""
+    bytes_of = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Tokenizer(BPE(bytes_of, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    ids = core.encode("🙂").ids
+    logits = np.zeros((256, 256))
+    logits[ids, ids[1:] + ids[:1]] = 99.0
+    sampler = ModelSampler(table(logits), PreTrainedTokenizerFast(tokenizer_object=core))
+    sampling = Sampling(samples_per_prompt=2, max_new_tokens=40, stop=("🙂🙂🙂",))
+    (group,) = sampler.sample([Prompt("a", "🙂", "t")], seed=0, sampling=sampling)
+    for one in group.trajectories:
+        assert one.tokens.tolist() == ids * 3
+        assert (one.text, one.finish_reason) == ("", "stop")
+
+
 def test_temperature_0_takes_the_most_likely_token() -> None:
     model = fixed(llama)
     sampling = Sampling(samples_per_prompt=2, max_new_tokens=6, temperature=0.0)
@@ -229,7 +248,9 @@ def test_sampling_leaves_the_model_as_it_was() -> None:
     assert model.config._attn_implementation == before
 
 
-def test_rows_take_turns_when_their_keys_and_values_do_not_fit() -> None:
+def test_rows_take_turns_when_their_keys_and_values_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Three layers of two heads of 8: 384 bytes a token, keys and values together."""
     model = fixed(llama)
     assert rows_that_fit(model.config, 100, 384 * 100 * 7 + 5) == 7
@@ -240,7 +261,7 @@ def test_rows_take_turns_when_their_keys_and_values_do_not_fit() -> None:
     sampling = Sampling(samples_per_prompt=2, max_new_tokens=8)
     sampler = own(model)
     free = sampler.sample(LETTERS, seed=0, sampling=sampling)
-    sampler.cache_gib = 384 * (8 + 8) * 4 / 2**30
+    monkeypatch.setattr(cache, "room_on", lambda device: 384 * (8 + 8) * 4.0)
     rows.clear()
     assert [
         g.trajectories[0].tokens.tolist()

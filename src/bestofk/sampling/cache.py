@@ -67,7 +67,7 @@ def rows_that_fit(config: PretrainedConfig, length: int, room: float) -> int:
 
 
 def room_on(device: torch.device) -> float:
-    """Bytes for keys and values unless said: 4 GiB, or half of what is free on a GPU."""
+    """Bytes for keys and values: 4 GiB, or half of what is free on a GPU."""
     return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 4.0 * 2**30
 
 

@@ -60,21 +60,19 @@ class ModelSampler:
         *,
         max_rows: int = 2048,
         precision: str = "fp32",
-        cache_gib: float | None = None,
     ) -> None:
         """
         Args:
             model: sampled as it is at each call; the learner may train the same object in between.
-            max_rows: completions decoded at once, at most; more prompts are taken in turns.
-            cache_gib: room for keys and values; fewer rows at once where they need more. By
-                default 4 on CPU, and half of what is free on a GPU.
+            max_rows: completions decoded at once, at most, and as many as have room for their keys
+                and values: 4 GiB on CPU, half of what is free on a GPU.
             precision: "bf16" decodes under autocast.
         """
         self.precision = PRECISIONS[precision]
         if self.precision.reduced:
             warn_where_bf16_is_slow(model)
         self.model, self.tokenizer = model, tokenizer
-        self.max_rows, self.cache_gib = max_rows, cache_gib
+        self.max_rows = max_rows
         self.ends = end_tokens(model, tokenizer)
         self.way: str | None = None
         """Of `WAYS`; chosen at the first call."""
@@ -114,8 +112,7 @@ class ModelSampler:
             yield from (alike[at : at + at_once] for at in range(0, len(alike), at_once))
 
     def _rows_at_once(self, length: int) -> int:
-        device = self.model.device
-        room = caches.room_on(device) if self.cache_gib is None else self.cache_gib * 2**30
+        room = caches.room_on(self.model.device)
         return min(self.max_rows, caches.rows_that_fit(base_model(self.model).config, length, room))
 
     def _right_way(self, prompt: tuple[int, ...]) -> str:
@@ -201,8 +198,8 @@ class ModelSampler:
 
     def _stopped(self, rows: _Rows, step: int, stop: Sequence[str]) -> Tensor:
         """Which active rows have a text that has come to hold a stop string."""
-        tail = max(map(len, stop)) + 4
-        tails = rows.tokens[rows.active, max(0, step + 1 - tail) : step + 1]
+        begin = max(0, step + 1 - tokens_of_stop(stop))
+        tails = rows.tokens[rows.active, begin : step + 1]
         texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
         held = [any(word in text for word in stop) for text in texts]
         return torch.tensor(held, device=tails.device)
@@ -399,6 +396,12 @@ def up_to_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     """The text before the first stop string, and whether there is one."""
     cuts = [text.index(word) for word in stop if word in text]
     return (text[: min(cuts)], True) if cuts else (text, False)
+
+
+def tokens_of_stop(stop: Sequence[str]) -> int:
+    """Tokens in which a stop string may lie, at most: one for each of its bytes, and those that
+    begin or end in the midst of one of its characters."""
+    return max(len(word.encode()) for word in stop) + 4
 
 
 def texts_of(tokenizer: Any, rows: Sequence[np.ndarray | list[int]]) -> list[str]:

@@ -41,14 +41,14 @@ def attend(
     arrived: Tensor, scale: float, window: int, cap: float, split: bool, parted: bool,
 ) -> Tensor:  # fmt: skip
     """`plain_kernels.attend` as one operator of a graph."""
-    return kernels_for(query).attend(  # type: ignore[no-any-return]
+    return kernels_for(query).attend(
         query, key, value, prompt_keys, prompt_values, own_keys, own_values, slots, tiles, span,
         arrived, scale, window, cap, split, parted,
     )  # fmt: skip
 
 
 @attend.register_fake
-def _(query, *rest):  # type: ignore[no-untyped-def]
+def _(query, *rest):
     rows, heads, _, size = query.shape
     return query.new_empty(rows, 1, heads, size)
 

@@ -1,4 +1,4 @@
-"""What the kernels of `kernels` compute, in PyTorch: their references, and what runs without CUDA."""
+"""What `kernels` compute, in PyTorch: their references, and what runs without CUDA."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.sampling.decode import texts_of, trajectory, without_end
+from bestofk.sampling.decode import texts_of, tokens_of_stop, trajectory, without_end
 from bestofk.sampling.engine.group_engine import GroupEngine
 from bestofk.sampling.engine.operands import EMPTY
 from bestofk.sampling.engine.slots import SlotTable
@@ -159,7 +159,7 @@ class Scheduler:
         occupied = slots.occupied()
         generated = slots.generated(occupied)
         tokens, _ = self.engine.state.fetch(slots.sequence(occupied).astype(np.int64), self.limit)()
-        overlap = max(map(len, stop)) + 4
+        overlap = tokens_of_stop(stop)
         starts = self.turn_starts[slots.sequence(occupied)]
         begin = np.maximum(generated - POLL_EVERY - overlap, starts)
         tails = [ids[b:length] for ids, b, length in zip(tokens, begin, generated)]
