@@ -77,14 +77,18 @@ def head_is_last(causal: Any) -> bool:
 
 
 def unsound_weight(model: Any) -> str | None:
-    """The name of a weight that is not finite in this process's part of the model, or None."""
+    """The name of a trained weight that is not finite in this process's part of it, or None."""
     import torch
 
+    totals = {}
     for name, weight in model.named_parameters():
         part = weight.to_local() if hasattr(weight, "to_local") else weight
-        if part.requires_grad and not bool(torch.isfinite(part).all()):
-            return name
-    return None
+        if part.requires_grad and part.device.type != "meta":
+            totals[name] = part.detach().sum(
+                dtype=torch.float64
+            )  # not finite where a weight is not
+    sound = torch.stack([*totals.values()]).isfinite().tolist() if totals else ()
+    return next((name for name, is_sound in zip(totals, sound) if not is_sound), None)
 
 
 def check_output(model: Any, ids: Sequence[int], step: int) -> None:

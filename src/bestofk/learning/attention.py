@@ -112,14 +112,9 @@ def install(model: nn.Module) -> bool:
 def _special(config: PretrainedConfig) -> bool:
     """Windows, soft caps, sinks and recurrent layers are not computed here."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    capped = getattr(config, "attn_logit_softcapping", None)
-    return kinds != {"full_attention"} or capped is not None or bool(_window(config))
-
-
-def _window(config: PretrainedConfig) -> int | None:
-    if not getattr(config, "use_sliding_window", True):
-        return None
-    return getattr(config, "sliding_window", None)
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    return kinds != {"full_attention"} or capped or bool(slides)
 
 
 @torch.library.custom_op("bestofk::flash_groups", mutates_args=())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bestofk.agreement.layouts import in_float32, layout_gap, probed
 from bestofk.learning import attention, distributed, gpu
@@ -38,12 +38,26 @@ class Batching:
             flat: packed rows are described for FlashAttention.
         """
         self.model, self.requested, self.budget, self.flat = model, layout, budget, flat
-        self.layout = choose_layout(model, layout)
+        self.layout = self._choose(layout)
         self._compared = self.layout != "packed"
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def _choose(self, layout: str) -> str:
+        """The layout to use; packed only where attention can be replaced."""
+        if layout not in ("auto", "packed"):
+            return layout
+        causal = base_model(self.model)
+        if attention.install(causal):
+            return "packed"
+        if layout == "packed":
+            raise ValueError(
+                f"layout 'packed' replaces attention, which {type(causal).__name__} with "
+                f"{causal.config._attn_implementation!r} attention does not allow; take 'padded'"
+            )
+        return "padded"
 
     def cut(self, groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
         """Micro-batches, and whether each is real: ranks that have fewer fill up with others."""
@@ -67,7 +81,7 @@ class Batching:
         Raises:
             ValueError: they are not, and layout "packed" was asked for.
         """
-        if self._compared or not groups:
+        if self._compared:
             return
         self._compared = True
         rows = probed(groups)
@@ -84,7 +98,13 @@ class Batching:
             gap, limit = layout_gap(score, reduced=reduced) if rows else (0.0, 0.0)
         passes.scorer.chunk = chunk
         if any(distributed.gather(not gap <= limit)):  # NaN is no agreement
-            warn_of_gap(self.model, gap, limit, layout=self.requested)
+            message = (
+                f"packed rows of {type(self.model).__name__} have log-probs {gap:.2g} per token "
+                f"away from padded rows, more than {limit:.2g}"
+            )
+            if self.requested == "packed":
+                raise ValueError(f"{message}: take layout 'padded'")
+            warnings.warn(f"{message}; rows are padded from now on, which is slower", stacklevel=4)
             self.layout = "padded"
 
     def in_parts_that_fit(self, work: Callable[[], T], undo: Callable[[], None]) -> T:
@@ -118,33 +138,3 @@ class Batching:
         """A budget that full memory reduced, here or in the run that is resumed; 0 is none."""
         self.reduced_budget = budget
         self.budget = min(self.budget, budget or self.budget)
-
-
-def choose_layout(model: nn.Module, layout: str) -> str:
-    """The layout to use; packed only where attention can be replaced."""
-    if layout not in ("auto", "packed"):
-        return layout
-    causal = base_model(model)
-    if attention.install(causal):
-        return "packed"
-    if layout == "packed":
-        raise ValueError(
-            f"layout 'packed' replaces attention, which {type(causal).__name__} with "
-            f"{causal.config._attn_implementation!r} attention does not allow; take 'padded'"
-        )
-    return "padded"
-
-
-def warn_of_gap(model: Any, gap: float, limit: float, *, layout: str) -> None:
-    """Warn that rows are padded from now on.
-
-    Raises:
-        ValueError: layout "packed" was asked for by name.
-    """
-    what = (
-        f"packed rows of {type(model).__name__} have log-probs {gap:.2g} per token away from "
-        f"padded rows, more than {limit:.2g}"
-    )
-    if layout == "packed":
-        raise ValueError(f"{what}: take layout 'padded'")
-    warnings.warn(f"{what}; rows are padded from now on, which is slower", stacklevel=5)

@@ -213,8 +213,7 @@ class Learner:
         return statistics(sums) | update | {metrics.MICRO_BATCHES: float(len(parts))}
 
     def gathered(self) -> AbstractContextManager[None]:
-        """While inside, `policy` has all its weights. Every rank enters, since they are gathered;
-        a sharded learner has them twice for that time."""
+        """See `Passes.gathered`."""
         return self.passes.gathered()
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,7 +268,7 @@ def accumulate_gradient(
     cut = learner.batching.cut(groups, inputs.entering)
     for at, (part, real) in enumerate(cut):
         batch = learner.batching.build(groups, part)
-        rows = inputs.of(batch, real, learner.device)
+        rows = inputs.of(batch, real)
         with distributed.accumulate(learner.passes.wrapped, at == len(cut) - 1):
             value, log_prob, stats = _loss(learner, loss, batch, rows, inputs)
             value = value * real  # a filler only keeps the ranks in step

@@ -141,8 +141,9 @@ class StepRows:
     old: LogProbs | None
     reference: LogProbs | None
 
-    def of(self, batch: Batch, real: bool, device: torch.device) -> Rows:
+    def of(self, batch: Batch, real: bool) -> Rows:
         """Those of a micro-batch; without weight where it only fills up."""
+        device = batch.row_of.device
 
         def per_row(values: np.ndarray) -> torch.Tensor:
             picked = [values[row] * real for row in batch.rows]

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from bestofk.agreement.one_model import unsound_weight
 from bestofk.model_facts import NEEDED
 
 
@@ -64,13 +64,11 @@ def check_safetensors(folder: Path, name: str) -> None:
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
     """Raise for weights that are NaN or infinite: nothing can be sampled from them."""
-    for key, weight in model.named_parameters():
-        total = weight.detach().sum(dtype=torch.float64)  # NaN or infinite where a weight is
-        if total.device.type != "meta" and not bool(total.isfinite()):
-            raise ValueError(
-                f"the weight {key} of {name} is NaN or infinite: the model is damaged, or its "
-                "training diverged; take an earlier checkpoint"
-            )
+    if weight := unsound_weight(model):
+        raise ValueError(
+            f"the weight {weight} of {name} is NaN or infinite: the model is damaged, or its "
+            "training diverged; take an earlier checkpoint"
+        )
 
 
 def check_vocabulary(tokenizer: Any, model: PreTrainedModel, name: str) -> None:
