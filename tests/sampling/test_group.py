@@ -14,6 +14,7 @@ from bestofk.learning import Learner
 from bestofk.models.load import Lora, with_adapters
 from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
+from bestofk.sampling.engine import engine_model
 from bestofk.sampling.engine.attention_interface import CannotRun
 from bestofk.sampling.engine.engine_model import EngineModel
 from bestofk.sampling.engine.group_sampler import GroupSampler
@@ -404,10 +405,13 @@ def test_adapters_that_are_no_plain_products_are_merged_or_left_to_transformers(
         EngineModel(dora, torch.float32)
 
 
-def test_layers_compile_once_for_all_of_them_without_a_break() -> None:
+def test_layers_compile_once_for_all_of_them_without_a_break(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16", fused=False)
+    monkeypatch.setattr(engine_model, "fused_model", lambda *parts: None)
+    sampler = GroupSampler(fixed(llama), TOKENIZER, precision="bf16")
     sampling = Sampling(samples_per_prompt=4, max_new_tokens=2)
     sampler.sample(PROMPTS, seed=0, sampling=sampling)
     engine = sampler.engine

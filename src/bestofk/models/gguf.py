@@ -31,12 +31,11 @@ PASSAGE = (
 )
 
 
-def convert(gguf: Path, folder: Path, lowest: float = -5.0) -> Policy:
+def convert(gguf: Path, folder: Path, lowest: float = -5.0) -> None:
     """Read a GGUF file, check that it speaks, and write it as safetensors."""
     policy = load(gguf)
     check(policy, lowest)
     save(policy, folder)
-    return load(folder)
 
 
 def check(policy: Policy, lowest: float) -> float:

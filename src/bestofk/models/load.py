@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -322,7 +322,7 @@ def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         with _no_bars():
-            _save_weights(_merged(policy.model), draft, policy.dtype)
+            _as_saved(policy.model, policy.dtype).save_pretrained(draft)
             if hasattr(policy.model, "merge_and_unload"):
                 adapter = draft / "adapter"
                 policy.model.save_pretrained(adapter, save_embedding_layers=False)
@@ -337,40 +337,25 @@ def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _save_weights(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
-    """Write a model with its floating-point weights in a dtype; tied weights stay one."""
-    if dtype in (None, model.dtype):
-        model.save_pretrained(folder)
-        return
-    casts: dict[Any, Tensor] = {}
-    weights = {
-        name: casts.setdefault((weight.data_ptr(), weight.shape), weight.to("cpu", dtype))
-        if weight.is_floating_point()
-        else weight
-        for name, weight in model.state_dict().items()
-    }
-    model.save_pretrained(folder, state_dict=weights)
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def _as_saved(model: Any, dtype: torch.dtype | None) -> Any:
+    """The model with its adapters folded in and its weights in a dtype, tied ones still one; where
+    that is another model, a copy in the machine's memory, not the GPU's."""
+    if hasattr(model, "merge_and_unload"):
+        is_packed = any(hasattr(p, "quant_state") for p in model.parameters())
+        model = _written_out(model) if is_packed else _copied(model).cpu().merge_and_unload()
+    return model if dtype in (None, model.dtype) else _copied(model, dtype)
 
 
-def _merged(model: Any) -> Any:
-    """A peft model with its adapters folded in, on a copy in the machine's memory, not the GPU's;
-    any other model as it is."""
-    if not hasattr(model, "merge_and_unload"):
-        return model
-    if any(hasattr(p, "quant_state") for p in model.parameters()):
-        return _written_out(model)
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach().cpu().clone(), p.requires_grad) for p in model.parameters()
-    }
-    return copy.deepcopy(model, memo).cpu().merge_and_unload()
+def _copied(model: Any, dtype: torch.dtype | None = None) -> Any:
+    memo: dict[int, Any] = {}
+    for p in model.parameters():
+        kind = dtype if p.is_floating_point() else None
+        memo[id(p)] = nn.Parameter(p.detach().to("cpu", kind, copy=True), p.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 def _written_out(model: Any) -> Any:
-    """The same of a model whose weights are in 4 bits: as numbers again."""
+    """A model with its adapters folded in whose weights are in 4 bits: as numbers again."""
     base = base_model(model)
     with torch.no_grad():
         weights = {name: weight.to("cpu", base.dtype) for name, weight in merged(base)}

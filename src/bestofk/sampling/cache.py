@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PretrainedConfig
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers import Cache, PretrainedConfig
+from transformers.cache_utils import DynamicLayer
 
 from bestofk.model_facts import config_value
 
 
-class RoomyLayer(CacheLayerMixin):
+class RoomyLayer(DynamicLayer):
     """Keys and values (R, heads, capacity, d), of which the first `length` places are filled."""
-
-    is_sliding = False
 
     def __init__(self, keys: Tensor, values: Tensor, n: int, extra: int) -> None:
         super().__init__()
@@ -24,9 +22,6 @@ class RoomyLayer(CacheLayerMixin):
         self.values = _with_room(values, n, extra)
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("made from filled states")
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -39,15 +34,8 @@ class RoomyLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
     def get_seq_length(self) -> int:
         return self.length
-
-    def get_max_length(self) -> int:
-        assert self.keys is not None
-        return self.keys.shape[-2]
 
 
 def _with_room(states: Tensor, n: int, extra: int) -> Tensor:
@@ -71,11 +59,6 @@ def room_on(device: torch.device) -> float:
     return torch.cuda.mem_get_info(device)[0] / 2 if device.type == "cuda" else 4.0 * 2**30
 
 
-def fresh(config: PretrainedConfig) -> Cache:
-    """An empty cache of the kind the model wants (windows and recurrent states included)."""
-    return DynamicCache(config=config)
-
-
 def spread(cache: Cache, prompts: int, n: int, extra: int) -> None:
     """Repeat every prompt's state n times, with room for `extra` more tokens.
 
@@ -90,10 +73,3 @@ def spread(cache: Cache, prompts: int, n: int, extra: int) -> None:
             layers[at] = RoomyLayer(keys, values, n, extra)
         else:
             layer.reorder_cache(torch.arange(prompts).repeat_interleave(n))
-
-
-def keep(cache: Cache, rows: Tensor) -> None:
-    """Drop all rows but these."""
-    layers: list[Any] = cache.layers
-    for layer in layers:
-        layer.reorder_cache(rows)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from bestofk.agreement.log_prob_gaps import gap_to_plain
 from bestofk.agreement.tolerances import DECODED
@@ -244,7 +244,8 @@ class _WithCache(_Texts):
 
     def first(self) -> Tensor:
         """Logits (P · n, V) after the prompts, which are computed once."""
-        self.cache = caches.fresh(base_model(self.model).config)
+        # Of the kinds of layers that the model has, windows and recurrent states included.
+        self.cache = DynamicCache(config=base_model(self.model).config)
         self.options[self.cache_name] = self.cache
         self.width = max(map(len, self.prompts))
         ids = np.zeros((len(self.prompts), self.width), dtype=np.int64)
@@ -273,7 +274,9 @@ class _WithCache(_Texts):
         return logits
 
     def keep(self, rows: Tensor) -> None:
-        caches.keep(self.cache, rows)
+        layers: list[Any] = self.cache.layers
+        for layer in layers:
+            layer.reorder_cache(rows)
         self.position = self.position[rows]
         self.mask = None if self.mask is None else self.mask[rows]
 

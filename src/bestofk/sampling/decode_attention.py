@@ -6,7 +6,7 @@ times slower than this, most of all where heads share keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,16 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 BACKEND = "bestofk_decode"
-PLAIN = {"dropout", "scaling", "position_ids", "use_cache", "is_causal"}
-"""Keyword arguments that ask for nothing special; anything else set goes to the model's own."""
+PLAIN = {
+    "dropout", "scaling", "position_ids", "use_cache", "is_causal", "cache_position",
+    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
+}  # fmt: skip
+"""Keyword arguments of attention that ask for nothing special."""
+
+
+def special(kwargs: Mapping[str, Any]) -> list[str]:
+    """Keyword arguments of attention that ask for something special."""
+    return sorted(name for name, value in kwargs.items() if value is not None and name not in PLAIN)
 
 
 def decode_attention(
@@ -30,8 +38,7 @@ def decode_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Softmax attention; query (R, heads, 1, d) here, all else by the backend that was there."""
-    special = any(setting is not None for name, setting in kwargs.items() if name not in PLAIN)
-    if query.shape[2] != 1 or special or query.dtype != torch.float32:
+    if query.shape[2] != 1 or special(kwargs) or query.dtype != torch.float32:
         before = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return before(module, query, key, value, attention_mask, **kwargs)
     rows, heads, _, size = query.shape

@@ -72,9 +72,9 @@ def shape_of(config: Any) -> dict[str, Any]:
     """What the names and shapes of a model's weights follow from. vLLM's reload does not survive
     weights of another model, so trainer and server compare it first."""
     text = config.get_text_config()
-    found: dict[str, Any] = {name: getattr(text, name, None) for name in SHAPE}
+    numbers: dict[str, Any] = {name: getattr(text, name, None) for name in SHAPE}
     return {"model_type": config.model_type} | {
-        name: value for name, value in found.items() if isinstance(value, int)
+        name: value for name, value in numbers.items() if isinstance(value, int)
     }
 
 

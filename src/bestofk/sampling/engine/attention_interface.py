@@ -9,15 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bestofk.sampling.decode_attention import special
 from bestofk.sampling.engine.layers import attend, causal
 from bestofk.sampling.engine.state import AttentionLayer
 
 BACKEND = "bestofk_engine"
-PLAIN = {
-    "dropout", "scaling", "position_ids", "use_cache", "is_causal", "cache_position",
-    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
-}  # fmt: skip
-"""Keyword arguments of attention that ask for nothing special."""
 
 
 class CannotRun(Exception):
@@ -63,9 +59,8 @@ def _check(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> None:  # fmt: skip
-    special = sorted(k for k, v in kwargs.items() if v is not None and k not in PLAIN)
-    if special:
-        raise CannotRun(f"its attention takes {', '.join(special)}")
+    if names := special(kwargs):
+        raise CannotRun(f"its attention takes {', '.join(names)}")
     if mask is not None:
         raise CannotRun("its attention takes a mask of its own")
     if key.shape[-1] != value.shape[-1] or query.shape[-1] != key.shape[-1]:

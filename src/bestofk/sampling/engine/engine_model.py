@@ -44,14 +44,11 @@ AT_ONCE = 64
 class EngineModel:
     """The policy's modules with weights shared or cast, and its attention layers."""
 
-    def __init__(
-        self, model: Any, dtype: torch.dtype, *, copied: bool = False, fused: bool = True
-    ) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, *, copied: bool = False) -> None:
         """
         Args:
             model: the policy, LoRA adapters included, with all of its weights.
             copied: copy the weights whatever their dtype: the policy's tensors do not stay.
-            fused: run the common kind of layer by kernels of ours (`layers`).
 
         Raises:
             CannotRun: with the reason.
@@ -77,7 +74,10 @@ class EngineModel:
             name: sum(len(one.down) for one in parts or ()) for name, parts in adapters.items()
         }
         self.model = _copied(base, dtype, self.copies, {} if self.merging else ranks)
-        _keep_residual(self.model, _residual(base, dtype))
+        residual = _residual(base, dtype)
+        self.model.get_input_embeddings().register_forward_hook(
+            lambda module, args, out: out.to(residual)
+        )
         self.weights = dict(self.model.named_parameters())
         if self.copies and not copied and not self.merging:
             self._share_embedding(base)
@@ -103,10 +103,10 @@ class EngineModel:
         ]
         self.fused_model: FusedModel | None = None
         """The same weights as fused layers, if the model is of that kind."""
-        joined = fused and self.joins_products
-        candidate = fused_model(self.model, self.attention_layers) if joined else None
-        if candidate is not None and candidate.alike(self._plain_logits):
-            self.fused_model = candidate
+        if self.joins_products:
+            candidate = fused_model(self.model, self.attention_layers)
+            if candidate is not None and candidate.alike(self._plain_logits):
+                self.fused_model = candidate
 
     @property
     def joins_products(self) -> bool:
@@ -241,12 +241,9 @@ class EngineModel:
 
 
 def _check(base: Any) -> None:
-    config = base.config
-    if getattr(config, "is_encoder_decoder", False):
-        raise CannotRun("it is an encoder-decoder model")
     if not getattr(base, "_supports_attention_backend", False):
         raise CannotRun(f"{type(base).__name__} does not use transformers' attention interface")
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
+    kinds = set(getattr(base.config.get_text_config(), "layer_types", None) or ["full_attention"])
     unsupported = kinds - {"full_attention", "sliding_attention"}
     if unsupported:
         raise CannotRun(f"it has layers of the kind {', '.join(sorted(unsupported))}")
@@ -296,7 +293,3 @@ def _residual(base: Any, dtype: torch.dtype) -> torch.dtype:
     weight = base.get_input_embeddings().weight
     kind = weight.dtype if weight.is_floating_point() else dtype
     return torch.promote_types(kind, dtype)
-
-
-def _keep_residual(model: Any, dtype: torch.dtype) -> None:
-    model.get_input_embeddings().register_forward_hook(lambda module, args, out: out.to(dtype))

@@ -72,7 +72,7 @@ class PlainCheck:
 
     @torch.no_grad()
     def compare(
-        self, engine: GroupEngine, prompt: tuple[int, ...], drawn: Trajectory, sampling: Sampling
+        self, engine: GroupEngine, prompt: tuple[int, ...], sample: Trajectory, sampling: Sampling
     ) -> None:
         """
         Raises:
@@ -80,9 +80,9 @@ class PlainCheck:
         """
         self.is_due = False
         with engine.model.plain_attention():
-            tokens = prompt, drawn.tokens, drawn.log_probs
+            tokens = prompt, sample.tokens, sample.log_probs
             drawn_with = partial(distribution, sampling=sampling)
-            gap = gap_to_plain(engine.model.model, *tokens, drawn_with)[torch.tensor(drawn.own)]
+            gap = gap_to_plain(engine.model.model, *tokens, drawn_with)[torch.tensor(sample.own)]
         gap = gap[gap.isfinite()]  # a token at the edge of top-p may lie outside of it
         mean, largest = (float(gap.mean()), float(gap.max())) if len(gap) else (0.0, 0.0)
         self.agreement = (mean, largest)
@@ -109,7 +109,6 @@ class GroupSampler:
         memory_gib: float | None = None,
         compiled: bool = True,
         copied: bool = False,
-        fused: bool = True,
     ) -> None:
         """
         Args:
@@ -120,13 +119,12 @@ class GroupSampler:
                 that the card has, divided by the number of processes of this run that share it.
             compiled: compile layers and record CUDA graphs. Without, every step is launched anew.
             copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
-            fused: run the common kind of layer (Llama, Qwen, ...) by fewer, larger kernels.
         """
         self.model, self.tokenizer = model, tokenizer
         self.precision = PRECISIONS[precision]
         self.resident = ResidentEngine(
-            model, self.precision, max_rows=max_rows, memory_gib=memory_gib,
-            compiled=compiled, copied=copied, fused=fused,
+            model, self.precision, max_rows=max_rows, memory_gib=memory_gib, compiled=compiled,
+            copied=copied,
         )  # fmt: skip
         self.ends = end_tokens(model, tokenizer)
         self.fallback = ModelSampler(model, tokenizer, max_rows=max_rows, precision=precision)

@@ -30,12 +30,10 @@ class ResidentEngine:
         memory_gib: float | None,
         compiled: bool,
         copied: bool,
-        fused: bool,
     ) -> None:
         """For the arguments see `GroupSampler`."""
         self.model, self.precision, self.max_rows = model, precision, max_rows
-        self.memory_gib, self.compiled = memory_gib, compiled
-        self.copied, self.fused = copied, fused
+        self.memory_gib, self.compiled, self.copied = memory_gib, compiled, copied
         self.stored_plan: MemoryPlan | None = None
         self.engine_model: EngineModel | None = None
         self.engine: GroupEngine | None = None
@@ -66,9 +64,7 @@ class ResidentEngine:
     ) -> GroupEngine:
         """The engine with the policy's present weights, and memory for this call."""
         if self.engine_model is None:
-            self.engine_model = EngineModel(
-                self.model, self.precision.dtype, copied=self.copied, fused=self.fused
-            )
+            self.engine_model = EngineModel(self.model, self.precision.dtype, copied=self.copied)
         else:
             self.engine_model.load_weights(self.model)
         token_bytes, total = self.engine_model.token_bytes(), self.room_bytes(self.engine_model)
