@@ -224,6 +224,8 @@ def test_a_request_that_breaks_a_rule_costs_nothing_and_is_told() -> None:
         assert "a body of more than 10,000 bytes" in large.json()["error"]["message"]
         form = httpx.post(target, content=b"{}", headers={"Content-Type": "text/plain"})
         assert "state Content-Type" in form.json()["error"]["message"]
+        upper = httpx.post(target, content=b"{}", headers={"Content-Type": "Application/JSON"})
+        assert "at least one message" in upper.json()["error"]["message"]
         assert httpx.get(f"{address}/v1/files").status_code == 404
         assert httpx.get(target).status_code == 405
         for path in ("//v1/models", "/v1/models/", "/V1/models", "/health/x"):

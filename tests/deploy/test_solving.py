@@ -181,6 +181,7 @@ def test_a_vote_sees_all_k_and_the_plan_stands_beside_what_came(
         (["--data", "pilot.jsonl"], "--data FILE needs --verifier NAME, and no --task"),
         (["--out", "pilot.jsonl"], "are not beside it (pilot.samples.jsonl): choose another"),
         (["--k", "0"], "k is a whole number of at least 1, got 0"),
+        (["--max-tokens-total", "-3"], "--max-tokens-total takes"),
         (["--temperature", "0"], "at temperature 0 all 6 samples are one"),
         (["--threshold", "nan"], "threshold is the reward that passes, got nan"),
         (["--out", "nowhere/a.jsonl"], "there is no folder"),

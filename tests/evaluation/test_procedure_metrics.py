@@ -10,6 +10,7 @@ import pytest
 
 from bestofk.cli import main
 from bestofk.evaluation import Metric, compare, curve, plan, population, samples
+from bestofk.evaluation.verdict_words import effects
 
 RNG = np.random.default_rng(3)
 REWARDS: list[Any] = [RNG.choice([0.0, 0.3, 1.0], n) for n in (5, 6, 5)]
@@ -69,12 +70,17 @@ def test_a_price_of_tokens_is_their_number_times_the_price():
     assert found.at(4).value == pytest.approx(free - price * float(spent), abs=1e-4)
     assert "a token costs 0.01" in found.notes
     assert found.rows()[0][0] == "retry@1:tokens"
+    (same,) = compare([run, run], "retry@k:tokens", threshold=1.0, price=price)
+    assert "at retry@1:tokens (not significant), " in effects(same)
     assert (found.interval.low < found.estimate).all()
     (both,) = compare([run, run], ["retry@k:tokens", "retry@k"], threshold=1.0, price=price, at=[4])
     draws = curve(run, "retry@k", threshold=1.0, price=price).at(4).value
     assert both.difference == pytest.approx(draws - found.at(4).value)
     with pytest.raises(ValueError, match=r"retry@k:tokens needs the tokens.*--map n_tokens=COLUMN"):
         curve(samples(REWARDS), "retry@k:tokens", threshold=1.0, price=price)
+    less = samples(REWARDS, tokens=[-row for row in TOKENS])
+    with pytest.raises(ValueError, match="and not all have some"):
+        curve(less, "retry@k:tokens", threshold=1.0, price=price)
 
 
 @pytest.mark.parametrize("m", [1, 2, 4])
@@ -205,6 +211,26 @@ def test_two_procedures_on_one_file_are_paired_by_problem(tmp_path, capsys):
     assert main(["eval", str(path), "--metric", "select@k", "--scores", "judge", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     np.testing.assert_allclose(one["curves"][0]["estimate"], judge, atol=1e-9)
+    assert main(["eval", str(path), *asked]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert [each["metric"] for each in one["curves"]] == ["maj@k", "select@k"]
+    np.testing.assert_allclose(one["curves"][1]["estimate"], judge, atol=1e-9)
+
+
+def test_a_report_shows_every_metric_and_scores_in_lists_are_no_scores(tmp_path, capsys):
+    path, page = tmp_path / "a.jsonl", tmp_path / "a.html"
+    path.write_text(
+        "".join(
+            json.dumps({"problem_id": p, "reward": float(j == p), "judge": j, "bad": [j]}) + "\n"
+            for p in range(8) for j in range(4)
+        )
+    )  # fmt: skip
+    metrics = ["pass@k", "retry@k", "atleast2@k", "select@k"]
+    words = ["report", str(path), "--out", str(page), "--metrics", *metrics, "--quiet"]
+    assert main([*words, "--price", "0.1", "--scores", "judge"]) == 0
+    assert all(f'"key":"{each}"' in page.read_text().replace(" ", "") for each in metrics)
+    assert main([*words, "--scores", "bad"]) == 2
+    assert "no column with numbers was read for them" in capsys.readouterr().err
 
 
 def test_bad_scores_and_metrics_are_one_sentence():

@@ -345,8 +345,10 @@ def test_a_function_of_subsets_agrees_with_exact_objectives_and_is_silent_withou
             objective("subsets@3", value=lambda r, s, a, worth=worth: worth)(rewards)
     with pytest.raises(ValueError, match=r"sets=2 is too few for 3 of 9 samples.*at least 3"):
         objective("subsets@3", value=lambda r, s, a: 1.0, sets=2)(rewards)
-    with pytest.raises(ValueError, match="answers must be texts, numbers, tuples or None"):
+    with pytest.raises(ValueError, match="answers must be texts, numbers or None"):
         advantages(rewards[0], "maj@3", answers=[{"a"}] * 9)
+    with pytest.raises(ValueError, match="turn answers that are lists or tuples into texts"):
+        advantages(rewards[0], "maj@3", answers=[(1, 2)] * 9)
 
 
 @pytest.mark.parametrize(
@@ -370,6 +372,17 @@ def test_log_ratios_of_any_size_scale_a_function_of_subsets():
     assert not made(rewards, log_ratio=logs - 900.0).any()
     with pytest.raises(ValueError, match=r"do not fit into float64.*truncate="):
         made(rewards, log_ratio=logs + 900.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["select@2", "select@2:soft", "maj@2", "maj@2:weighted:none", "retry@2:tokens"]
+)
+def test_no_groups_have_no_advantages(text):
+    none = np.zeros((0, 5))
+    inputs = {"scores": none, "answers": none, "tokens": none, "rng": 0}
+    made = objective(text, price=0.1) if "retry" in text else objective(text)
+    for off in (None, none):
+        assert made(none, log_ratio=off, **inputs).shape == (0, 5)
 
 
 @pytest.mark.parametrize("baseline", ["", ":loo-1", ":none"])
@@ -531,8 +544,9 @@ def test_a_lost_sample_changes_no_noise_of_others_and_noise_may_be_an_array():
         np.testing.assert_array_equal(lost[0], got[0])
     with pytest.raises(ValueError, match="draws random numbers: rng= is needed"):
         advantages(rewards, "select@2:soft", scores=scores)
-    with pytest.raises(ValueError, match="rng as an array must have the shape"):
-        advantages(rewards, "select@2:soft", scores=scores, rng=uniform[0])
+    for odd in (uniform[0], uniform[..., :0]):
+        with pytest.raises(ValueError, match="rng as an array must have the shape"):
+            advantages(rewards, "select@2:soft", scores=scores, rng=odd)
 
 
 @pytest.mark.parametrize("old", [NOW, OLD], ids=["on policy", "off policy"])

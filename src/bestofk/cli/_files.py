@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from bestofk.cli._options import VerbOptions, option
 
 if TYPE_CHECKING:
-    from bestofk.evaluation import Metric
     from bestofk.samples import Samples
 
 
 class ReadingOptions(VerbOptions):
     """How files are read, and what every number is made with."""
 
+    scores: str = option("COLUMN", default="")
+    """Column that chooses one of k, for select@k."""
+    price: float = 0.0
+    """Price of a draw in reward, for retry@k."""
     threshold: float | None = None
     """A reward of at least this passes."""
     bounds: tuple[float, float] | None = option("LOW HIGH", default=None)
@@ -40,8 +43,9 @@ class ReadingOptions(VerbOptions):
 
     def reading(self) -> dict[str, Any]:
         """What `read` takes."""
+        scores = {"score": self.scores} if self.scores else {}
         return {
-            "columns": pairs(self.map, "--map"),
+            "columns": {**pairs(self.map, "--map"), **scores},
             "where": pairs(self.where, "--where"),
             "encoding": self.encoding,
             "cluster": self.cluster or None,
@@ -49,7 +53,7 @@ class ReadingOptions(VerbOptions):
 
     def numbers(self) -> dict[str, Any]:
         """What estimates, tests and pages take."""
-        names = ("threshold", "bounds", "confidence", "seed", "resamples")
+        names = ("threshold", "bounds", "confidence", "seed", "resamples", "price")
         return {name: getattr(self, name) for name in names}
 
 
@@ -60,10 +64,6 @@ class FileOptions(ReadingOptions):
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
     """pass@k, max@k, maj@k, select@k, retry@k, pass^k, atleast2@k or mean; maj@k:weighted, ..."""
-    scores: str = option("COLUMN", default="")
-    """Column that chooses one of k, for select@k."""
-    price: float = 0.0
-    """Price of a draw in reward, for retry@k."""
     small: Literal["error", "drop"] = "error"
     """Problems with fewer than k scored samples: raise an error, or drop them."""
     judge: str = ""
@@ -80,23 +80,15 @@ class FileOptions(ReadingOptions):
         return super().numbers() | {
             "k_max": max(self.ks(), default=None),
             "small": self.small,
-            "price": self.price,
         }
 
     def reading(self) -> dict[str, Any]:
-        options = super().reading()
-        if self.scores:
-            options["columns"] = {**options["columns"], "score": self.scores}
-        return options | {"judge": self.judge or None}
+        return super().reading() | {"judge": self.judge or None}
 
     def ks(self) -> list[int]:
         """Those of --k, or of the metric: 8 of max@8."""
         stated = re.findall(r"[@^](\d+)", self.metric)
         return whole_numbers(self.k or ",".join(dict.fromkeys(stated)), "--k")
-
-    def metrics(self) -> list[str]:
-        """As they are called: max@k for max@8."""
-        return re.sub(r"(?<=[@^])\d+", "k", self.metric).split(",") if self.metric else []
 
 
 def whole_numbers(text: str, option: str) -> list[int]:
@@ -159,11 +151,9 @@ def _share_to(advance: Callable[[float], None]) -> Callable[[int, int], None]:
     return lambda size, total: advance(size / max(total, 1))
 
 
-def metric_of(reading: FileOptions, runs: list[Samples]) -> Metric:
-    """The metric asked for, or the one that fits the rewards."""
-    from bestofk.evaluation.per_problem import check_metric, default_metric
+def metrics_of(reading: FileOptions, runs: list[Samples]) -> list[Any]:
+    """The metrics asked for, max@k for max@8; or the one that fits the rewards."""
+    from bestofk.evaluation.per_problem import default_metric
 
-    for metric in reading.metrics()[:1]:
-        check_metric(metric)
-        return metric  # type: ignore[return-value]
-    return default_metric(runs, reading.threshold)
+    stated = re.sub(r"(?<=[@^])\d+", "k", reading.metric).split(",")
+    return stated if reading.metric else [default_metric(runs, reading.threshold)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from bestofk.cli._files import FileOptions, metric_of, read_all, whole_numbers
+from bestofk.cli._files import FileOptions, metrics_of, read_all, whole_numbers
 from bestofk.cli._options import argument, option, parsed
 
 
@@ -44,13 +44,12 @@ def main(argv: list[str]) -> int:
     if at and chosen.ks():
         raise ValueError("--at chooses the k that are tested and shown: leave --k out")
     runs = sources = read_all(chosen.runs, chosen)
-    metrics: Any = chosen.metrics()
-    metrics = metrics if len(metrics) > 1 else metric_of(chosen, runs)
-    if len(runs) == 1 and isinstance(metrics, list):
+    metrics = metrics_of(chosen, runs)
+    if len(runs) == 1 and len(metrics) > 1:
         runs = [replace(runs[0], name=each) for each in metrics]
     result = compare(
         runs,
-        metrics,
+        metrics if len(metrics) > 1 else metrics[0],
         at=at or None,
         pairs="all" if chosen.all_pairs else "first",
         **chosen.numbers(),

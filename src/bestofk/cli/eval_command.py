@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bestofk.cli._files import FileOptions, metric_of, read_all
+from bestofk.cli._files import FileOptions, metrics_of, read_all
 from bestofk.cli._options import argument, parsed
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     from bestofk.evaluation import curve, curves_by_turns, diversity
     from bestofk.evaluation.results import OF_PASSES
 
-    metric = metric_of(chosen, [run])
     numbers = chosen.numbers()
-    metrics = [metric]
+    metrics = metrics_of(chosen, [run])
+    metric = metrics[0]
     if not chosen.metric and metric == "max@k":
         metrics.append("mean")
     if not chosen.metric and metric == "pass@k" and run.answers is not None:

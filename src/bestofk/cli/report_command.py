@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from bestofk.cli._files import ReadingOptions
 from bestofk.cli._options import argument, option, parsed
 from bestofk.cli._terminal import say
+from bestofk.evaluation.per_problem import check_metric
 from bestofk.messages import counted, is_quiet, printable
 from bestofk.reports import SAMPLES, Report, load, make, page_of
 from bestofk.sections import Count, NaturalNumber
-
-Shown = Literal[
-    "pass@k", "max@k", "maj@k", "select@k", "pass^k", "select@k:soft", "maj@k:ties-wrong",
-    "maj@k:ties-count", "maj@k:weighted",
-]  # fmt: skip
 
 
 class ReportOptions(ReadingOptions):
@@ -32,7 +28,7 @@ class ReportOptions(ReadingOptions):
 
     groups: ClassVar = {
         "Files": ("runs", "out"),
-        "Page": ("title", "metrics", "threshold", "bounds", "cluster", "k", "samples"),
+        "Page": ("title", "metrics", "scores", "threshold", "bounds", "cluster", "k", "samples"),
         "Follow a run": ("watch", "port"),
     }
 
@@ -42,9 +38,9 @@ class ReportOptions(ReadingOptions):
     """Where the page goes. An existing file is replaced."""
     title: str | None = None
     """Title of the page; by default the runs' names."""
-    metrics: tuple[Shown, ...] | None = option("METRIC ...", default=None)
-    """Curves to show, of pass@k, max@k, maj@k, select@k (with rules, maj@k:ties-wrong) and pass^k;
-    by default pass@k, and max@k where rewards are graded."""
+    metrics: tuple[str, ...] | None = option("METRIC ...", default=None)
+    """Curves to show: pass@k, max@k, maj@k, select@k, retry@k, pass^k, atleast2@k, maj@k:weighted,
+    ...; by default pass@k, and max@k where rewards are graded."""
     k: Count | None = None
     """The largest k; problems with fewer scored samples are left out and counted."""
     samples: NaturalNumber = SAMPLES
@@ -57,6 +53,8 @@ class ReportOptions(ReadingOptions):
 
 def main(argv: list[str]) -> int:
     chosen = parsed(ReportOptions, argv, "bestofk report")
+    for metric in chosen.metrics or ():
+        check_metric(metric)
     if chosen.watch:
         follow(chosen)
         return 0

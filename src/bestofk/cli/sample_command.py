@@ -21,6 +21,7 @@ from bestofk.config import read
 from bestofk.environments.limits import TurnLimits
 from bestofk.messages import is_quiet, say_aside
 from bestofk.sampling.sampler import Sampling
+from bestofk.sections import NaturalNumber
 
 if TYPE_CHECKING:
     from bestofk.environments.author_class import EnvironmentClasses
@@ -108,7 +109,7 @@ class SampleOptions(VerbOptions):
     """JSON object with further fields of every request, such as '{"reasoning_effort": "low"}'."""
     max_requests: int = 0
     """Cap on requests; by default a quarter more than needed."""
-    max_tokens: int = 0
+    max_tokens: NaturalNumber = 0
     """Cap on tokens in all; by default a quarter more than the most that can come from an endpoint,
     and none on a model here."""
     device: str = ""

@@ -72,7 +72,7 @@ class SolveOptions(SampleOptions):
     """File for the answers, by default TASK-MODEL-answers.jsonl. All samples go into
     NAME.samples.jsonl beside it."""
     max_tokens: int = Field(
-        0, json_schema_extra={"metavar": "N", "words": ["--max-tokens-total", "--max-tokens"]}
+        0, ge=0, json_schema_extra={"metavar": "N", "words": ["--max-tokens-total", "--max-tokens"]}
     )
     """Cap on tokens in all; by default a quarter more than the most that can come from an endpoint,
     and none on a model here."""

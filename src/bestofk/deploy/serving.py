@@ -170,7 +170,8 @@ class Service:
             BadRequest: it is not.
             TimeoutError: it comes too slowly.
         """
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
             raise BadRequest("state Content-Type: application/json")  # no page of a browser's can
         content = bytearray()
         async with asyncio.timeout(min(BODY_SECONDS, self.limits.timeout)):

@@ -131,10 +131,11 @@ def tokens_of(samples: Samples) -> np.ndarray:
     Raises:
         ValueError: not all samples have them.
     """
-    if samples.tokens is None or np.isnan(samples.tokens[~np.isnan(samples.rewards)]).any():
+    scored = ~np.isnan(samples.rewards)
+    if samples.tokens is None or not (samples.tokens[scored] >= 0).all():
         raise ValueError(
-            f"{samples.name}: retry@k:tokens needs the tokens of every scored sample, and no such "
-            "column was read: name it with --map n_tokens=COLUMN"
+            f"{samples.name}: retry@k:tokens needs the tokens of every scored sample, and not all "
+            "have some: name their column with --map n_tokens=COLUMN"
         )
     return samples.tokens
 

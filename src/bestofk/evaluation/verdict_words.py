@@ -312,8 +312,7 @@ def effects(comparison: Any) -> str:
         shown = {0, len(comparison.k) - 1}
         if sure.any() and not sure[[*shown]].any():
             shown.add(int(np.where(sure, np.abs(comparison.difference), -1.0).argmax()))
-        named = comparison.metric.replace
-        places = [(at, named("k", str(comparison.k[at]))) for at in sorted(shown)]
+        places = [(at, metric_at(comparison.metric, comparison.k[at])) for at in sorted(shown)]
     parts = []
     for at, name in places:
         note = "" if comparison.p_value[at] <= level else " (not significant)"

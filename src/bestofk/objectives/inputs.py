@@ -119,7 +119,8 @@ def _column(name: str, values: Any, rewards: Array) -> Any:
     labels = as_numpy(values) if is_array(values) else np.array(values, dtype=object)
     if labels.shape != tuple(rewards.shape):
         raise ValueError(
-            f"answers must have the shape of rewards, {tuple(rewards.shape)}, got {labels.shape}"
+            f"answers must have the shape of rewards, {tuple(rewards.shape)}, got {labels.shape}: "
+            "turn answers that are lists or tuples into texts"
         )
     return labels
 
@@ -156,7 +157,7 @@ def _gumbel(text: str, rng: Any, rewards: Array) -> Array:
     uniform, shape = _random_numbers(text, rng), (*rewards.shape, DRAWS)
     if not is_array(uniform):
         uniform = constant(uniform.random(shape), rewards)
-    elif tuple(uniform.shape[:-1]) != tuple(rewards.shape):
+    elif tuple(uniform.shape[:-1]) != tuple(rewards.shape) or not uniform.shape[-1]:
         raise ValueError(
             f"rng as an array must have the shape {shape} for objective {text}, got "
             f"{tuple(uniform.shape)}"

@@ -57,7 +57,7 @@ def numbered(answers: np.ndarray) -> np.ndarray:
         ]
     except TypeError as error:
         raise ValueError(
-            f"answers must be texts, numbers, tuples or None ({error}): turn others into texts"
+            f"answers must be texts, numbers or None ({error}): turn others into texts"
         ) from None
     return np.array(labels, dtype=np.int64).reshape(answers.shape)
 
@@ -393,6 +393,8 @@ def weights(
     Computed group by group on the host, in NumPy. Where samples of one answer have different
     rewards, all is exact but `ties-count`, which orders answers by their mean in the group.
     """
+    if not rewards.shape[0]:
+        return rewards
     host, (answers, votes) = as_numpy(rewards), ballots(answers, scores)
     logs = np.zeros(host.shape) if log_ratio is None else as_numpy(log_ratio)
     tosses = toss(logs.T, k)

@@ -278,7 +278,7 @@ class _Records:
 NUMBERS: dict[str, tuple[str, Callable[[Any], float]]] = {
     "sample_id": ("q", sample_number),
     "answer": ("q", answer_label),
-    "score": ("d", number_of),
+    "score": ("d", lambda value: np.nan if isinstance(value, list) else number_of(value)),
     "completion": ("q", lambda text: hash(text if isinstance(text, str) else repr(text))),
     "n_tokens": ("d", number_of),
     "logprob_sum": ("d", number_of),
