@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from bestofk.environments.author_class import (
     as_environment,
@@ -27,6 +28,7 @@ from bestofk.sampling import Sampling
 from bestofk.sampling.decode import ModelSampler
 from bestofk.types import Prompt
 from environments.chat_models import Echo, Guess, Script, model, tokenizer
+from environments.exact_rows import gap_of_own_tokens
 
 SAMPLING = Sampling(samples_per_prompt=4, max_new_tokens=160)
 LONG = SAMPLING.changed(max_new_tokens=1000)
@@ -196,19 +198,25 @@ class Bad(Guess):
         if self.where == "endless":
             time.sleep(5)
         if self.where == "long":
-            return "x" * 10_000
-        if self.where == "exit":
-            raise SystemExit("bye")
+            return "x" * 10_000_000
+        if self.where == "no text":
+            return "\ud800"
+        if self.where in ("exit", "cancel"):
+            raise SystemExit("bye") if self.where == "exit" else asyncio.CancelledError("gone")
         raise KeyError(number)
 
     def get_reward(self):
         return "good" if self.where == "reward" else 1.0 / 0.0 if self.where == "raise" else 0.5
 
 
-def bad(where, write=lambda text: "So.<|im_end|>" if "_resp" in text else call("guess", number=1)):
+def once(text):
+    return "So.<|im_end|>" if "_resp" in text else call("guess", number=1)
+
+
+def bad(where, write=once, sampling=SAMPLING):
     source = sampler(Bad, Script(write), {"tool_seconds": 0.2})
     prompt = asked(0, secret=7, where=where)
-    return source.sample([prompt], seed=1, sampling=SAMPLING)[0].trajectories
+    return source.sample([prompt], seed=1, sampling=sampling)[0].trajectories
 
 
 @pytest.mark.parametrize(
@@ -216,6 +224,7 @@ def bad(where, write=lambda text: "So.<|im_end|>" if "_resp" in text else call("
     [
         ("tool", '{"error": "1"}', "answer"),
         ("exit", '{"error": "bye"}', "answer"),
+        ("cancel", '{"error": "gone"}', "answer"),
         ("endless", '{"error": "no answer within 0.2 s"}', "answer"),
         ("long", None, "length"),
     ],
@@ -231,6 +240,44 @@ def test_a_tool_that_fails_is_a_message_to_the_model_and_counts(where, told, end
         else:
             assert len(talk.messages) == 1
             assert each.finish_reason == "length"
+
+
+def test_calls_of_one_message_share_its_time():
+    """The first never ends; none of the others leaves a thread behind."""
+    one = call("guess", number=1)
+    many = one.removesuffix("<|im_end|>") * 30 + "<|im_end|>"
+    before = threading.active_count()
+    sampling = SAMPLING.changed(max_new_tokens=9000)
+    for each in bad("endless", lambda text: once(text).replace(one, many), sampling):
+        talk = each.conversation
+        assert (talk.tool_calls, talk.tool_errors, talk.ended_by) == (30, 30, "answer")
+    assert threading.active_count() <= before + 8
+
+
+def test_a_reply_is_text_that_a_file_can_hold():
+    for each in bad("no text"):
+        assert each.conversation.messages[1]["content"] == "?"
+
+
+def test_what_an_environment_does_to_its_row_reaches_no_sibling_and_no_later_step():
+    class Taken(Guess):
+        def reset(self, numbers, **row):
+            self.numbers = numbers
+
+        def take(self) -> str:
+            """Take the last number."""
+            return str(self.numbers.pop())
+
+        def get_reward(self):
+            return float(len(self.numbers))
+
+    source = sampler(Taken, Script(lambda t: "a<|im_end|>" if "_resp" in t else call("take")))
+    prompt = asked(0, numbers=[1, 2, 3])
+    for _ in range(2):
+        (group,) = source.sample([prompt], seed=1, sampling=LONG)
+        for each in group.trajectories:
+            assert each.conversation.messages[1]["content"] == "3"
+            assert each.conversation.verdict.reward == 2.0
 
 
 @pytest.mark.parametrize(
@@ -323,12 +370,36 @@ def test_the_last_message_reaches_the_environment_though_its_answer_is_not_shown
 
 
 def test_a_reply_that_does_not_fit_into_the_context_ends_the_trajectory():
-    """The model has fewer positions than the trajectory may have tokens."""
+    """The model has fewer positions than the trajectory may have tokens; ten million letters are
+    not tokenised to see it."""
+    began = time.process_time()
     source = sampler(Bad, Script(endless), context=400)
     (group,) = source.sample([asked(0, secret=7, where="long")], seed=1, sampling=LONG)
     for each in group.trajectories:
         assert (each.conversation.ended_by, len(each.conversation.messages)) == ("length", 1)
         assert len(group.prompt_tokens) + len(each.tokens) <= 400
+    assert time.process_time() - began < 5
+
+
+def test_a_long_prompt_may_be_drawn_beside_short_ones():
+    """The model has no positions for the longest turn after the longest prompt."""
+    shape = {
+        "vocab_size": len(tokenizer()),
+        "n_positions": 80,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+    }
+    end = tokenizer().eos_token_id
+    few = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=end))
+    asked = [Prompt(f"p{n}", ({"role": "user", "content": "x" * n},), "t") for n in (40, 5)]
+    groups = sampler(made=ModelSampler(few, tokenizer()), context=80).sample(
+        asked, seed=1, sampling=SAMPLING
+    )
+    for group in groups:
+        longest = max(len(each.tokens) for each in group.trajectories)
+        assert len(group.prompt_tokens) + longest == 80
+    assert gap_of_own_tokens(few.eval(), groups, SAMPLING) < 1e-4
 
 
 def test_ten_thousand_calls_end_in_time():

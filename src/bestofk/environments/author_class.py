@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class EnvironmentClasses:
         return _made(self.maker_of(prompt))
 
     def reset_arguments(self, environment: Any, prompt: Prompt, seed: int) -> dict[str, Any]:
-        """The fields of the row that its `reset` names, or all where it has **row.
+        """Copies of the fields of the row that its `reset` names, or of all where it has **row.
 
         Raises:
             UnfitRow: it lacks one.
@@ -120,7 +121,8 @@ class EnvironmentClasses:
                     f"reset of {type(environment).__name__} takes {name}, and the row of "
                     f"{prompt.id!r} has {', '.join(row) or 'no fields'}"
                 )
-        return row if takes_all else {name: row[name] for name in named if name in row}
+        taken = row if takes_all else {name: row[name] for name in named if name in row}
+        return copy.deepcopy(taken)  # siblings get the same row, and so does a later step
 
 
 class OwnReward(BatchVerifier):

@@ -43,8 +43,14 @@ class ChatTurns:
             ValueError: tools without a schema, or a chat template that cannot do this.
         """
         self.tokenizer, self.name, self.chat, self.options = tokenizer, name, chat, options or {}
-        added = [each.content for each in tokenizer.added_tokens_decoder.values()]
-        self.marks = [text for text in added if text[0] == "<" and text[-1] == ">"]
+        added = tokenizer.added_tokens_decoder.values()
+        self.marks = [
+            each.content
+            for each in added
+            if each.special or (each.content[0] == "<" and each.content[-1] == ">")
+        ]
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
+        """Characters: a text that is so many times longer than the room for it need not be read."""
         self.schemas = [schema_of(name, tool) for name, tool in tools.items()]
         if not chat and tools:
             raise ValueError(
@@ -73,7 +79,7 @@ class ChatTurns:
 
     def written(self, messages: Sequence[Message]) -> str:
         """What follows a message of the model: its end, these messages, the start of the next."""
-        plain = [{**message, "content": self._harmless(message["content"])} for message in messages]
+        plain = [{key: self._harmless(said) for key, said in each.items()} for each in messages]
         return self.between(plain) if self.chat else "".join(each["content"] for each in plain)
 
     def between(self, replies: Sequence[Message]) -> str:
@@ -129,9 +135,8 @@ class ChatTurns:
 
     def _harmless(self, text: str) -> str:
         """Text of the environment, which cannot spell a token that ends or begins a message."""
-        text = text.encode("utf-8", "replace").decode()
         for mark in self.marks:
-            text = text.replace(mark, f"< {mark[1:]}")
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
         return text
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from asyncio import CancelledError
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,8 +16,8 @@ from bestofk.rewards.base import as_verdict, broken
 from bestofk.rewards.time_limit import CallTimeout, limited_call
 from bestofk.types import Conversation, Ending, Message, Prompt, Verdict
 
-FAILURES = (Exception, SystemExit, CallTimeout)
-"""What an author's code may raise. A `sys.exit` in a tool ends no run."""
+FAILURES = (Exception, SystemExit, GeneratorExit, CancelledError, CallTimeout)
+"""What an author's code may raise, all but a KeyboardInterrupt: a `sys.exit` ends no run."""
 
 
 @dataclass
@@ -72,43 +74,51 @@ class OpenConversation:
 
     def _replies(self, text: str, calls: Sequence[ToolCall]) -> list[Message]:
         """The messages of the environment; none where it or the model has ended the trajectory."""
+        until = time.monotonic() + self.limits.tool_seconds
         if calls:
             self.tool_calls += len(calls)
             tools = tools_of(self.environment)
-            seconds = self.limits.tool_seconds / len(calls)
             return [
-                {"role": "tool", "name": call.name, "content": self._result(call, tools, seconds)}
+                {"role": "tool", "name": call.name, "content": self._result(call, tools, until)}
                 for call in calls
             ]
         if not callable(self.environment):
             self.ended_by = "answer"
             return []
-        try:
-            reply = self._limited(self.environment, {"text": text})
-        except FAILURES as error:
-            self.tool_errors += 1
-            reply = _error(error)
+        reply = self._answer(self.environment, {"text": text}, until)
         if reply is None:
             self.ended_by = "environment"
             return []
-        return [{"role": "user", "content": str(reply)}]
+        return [{"role": "user", "content": reply}]
 
-    def _result(self, call: ToolCall, tools: dict[str, Any], seconds: float) -> str:
+    def _result(self, call: ToolCall, tools: dict[str, Any], until: float) -> str:
         """What a tool says, or why it could not."""
+        if call.error or call.name not in tools:
+            return self._failure(call.error or f"no tool {call.name!r}; have {', '.join(tools)}")
+        return str(self._answer(tools[call.name], dict(call.arguments), until))
+
+    def _answer(self, function: Any, arguments: dict[str, Any], until: float) -> str | None:
+        """What the author's code says before that time, or why it could not, as UTF-8 can hold."""
         try:
-            if call.error or call.name not in tools:
-                raise ValueError(call.error or f"no tool {call.name!r}; have {', '.join(tools)}")
-            return str(self._limited(tools[call.name], dict(call.arguments), seconds))
+            if (seconds := until - time.monotonic()) <= 0:
+                raise CallTimeout
+            said = self._limited(function, arguments, seconds)
+            return None if said is None else str(said).encode("utf-8", "replace").decode()
+        except CallTimeout:
+            return self._failure(f"no answer within {self.limits.tool_seconds:g} s")
         except FAILURES as error:
-            self.tool_errors += 1
-            return _error(error)
+            return self._failure(str(error) or type(error).__name__)
+
+    def _failure(self, why: str) -> str:
+        self.tool_errors += 1
+        return json.dumps({"error": why[:2000]})
 
     def _limited(
         self, function: Any, arguments: dict[str, Any], seconds: float | None = None
     ) -> Any:
         """A call of the author's code, also an async one, for at most so many seconds."""
-        seconds = seconds or self.limits.tool_seconds
         name = getattr(function, "__name__", type(function).__name__)
+        seconds = seconds or self.limits.tool_seconds
         return limited_call(lambda: function(**arguments), seconds, name)
 
     def finish(self) -> None:
@@ -133,10 +143,6 @@ class OpenConversation:
             self.tool_errors,
             self.verdict,
         )
-
-
-def _error(error: BaseException) -> str:
-    return json.dumps({"error": str(error)[:2000] or type(error).__name__})
 
 
 def with_observation(rows: Sequence[OpenConversation]) -> Prompt:

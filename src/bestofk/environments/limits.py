@@ -16,5 +16,5 @@ class TurnLimits(Section):
     """Tokens that the model writes in a trajectory, at most, all its messages together; replies do
     not count."""
     tool_seconds: Positive = 30.0
-    """Time for the environment's answer to one message, all its tool calls together. A tool that
-    takes longer is an error message to the model."""
+    """Time for the environment's answer to one message, all its tool calls together; also for
+    `reset` and `get_reward`. A tool that takes longer is an error message to the model."""

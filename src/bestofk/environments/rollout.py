@@ -98,10 +98,15 @@ class OpenTrajectory(OpenConversation):
         if self.ended_by is None and not is_cut and ids[-1] not in ends:
             within: Ending = "turn_tokens" if self.own_room else "own_tokens"
             self.ended_by = within if longest > len(self.tokens) else "length"
-        self.replies = self.hear(text, self.text.calls(ids))
+        self.replies = self.hear(text, self.text.calls(without_end(ids, ends)))
         if self.ended_by is None and not self.own_room:
             self.ended_by = "own_tokens"
-        return None if self.ended_by else self.text.written(self.replies)
+        if self.ended_by:
+            return None
+        reply = self.text.written(self.replies)
+        if len(reply) > (longest - len(self.tokens)) * self.text.longest_token:
+            self.ended_by = "length"
+        return None if self.ended_by else reply
 
     def told(self, ids: list[int], *, longest: int) -> list[int] | None:
         """Append what follows a turn, or end the trajectory where that does not fit."""
@@ -300,20 +305,26 @@ class TurnSampler:
     def _draw(
         self, groups: OpenGroups, active: Sequence[int], draws: np.ndarray, sampling: Sampling
     ) -> list[Drawn]:
-        """Ids and log-probs of the next turn of the active rows."""
-        n, free = sampling.n, [groups.free(at) for at in active]
-        if not groups.rows[active[0]].tokens:  # all rows are there: siblings share their prompt
-            texts, each = list(groups.starts), draws[:, :, : max(free)]
-        else:
-            texts = [(*groups.starts[at // n], *groups.rows[at].tokens) for at in active]
-            each = np.zeros((len(active), 1, max(free)))
-            for place, at in enumerate(active):
-                used = sum(groups.rows[at].own)
-                own = draws[at // n, at % n, used : used + free[place]]
-                each[place, 0, : len(own)] = own
-        options = sampling.changed(samples_per_prompt=each.shape[1], max_new_tokens=each.shape[2])
-        turns = dict(self.sampler.continue_from(texts, each, options))
-        return [turn for place in range(len(texts)) for turn in turns[place]]
+        """Ids and log-probs of the next turn of the active rows; those together that have positions
+        for the longest turn among them."""
+        is_first = not groups.rows[active[0]].tokens
+        n = sampling.n if is_first else 1  # siblings share their prompt
+        texts = {
+            at: (*groups.starts[at // sampling.n], *groups.rows[at].tokens) for at in active[::n]
+        }
+        turns: dict[int, list[Drawn]] = {}
+        while left := [at for at in texts if at not in turns]:
+            most = max(map(groups.free, left))
+            fit = [at for at in left if len(texts[at]) + most <= (self.context or math.inf)]
+            each = np.zeros((len(fit), n, most))
+            for place, at in enumerate(fit):
+                p, i = divmod(at, sampling.n)
+                own = draws[p, i : i + n, sum(groups.rows[at].own) :][:, :most]
+                each[place, :, : own.shape[1]] = own
+            options = sampling.changed(samples_per_prompt=n, max_new_tokens=most)
+            drawn = self.sampler.continue_from([texts[at] for at in fit], each, options)
+            turns |= {fit[place]: rows for place, rows in drawn}
+        return [turn for at in texts for turn in turns[at]]
 
 
 def _seed(digest: bytes, sample: int) -> int:

@@ -20,6 +20,8 @@ class ToolCall:
 
 def _call_of(value: Any) -> ToolCall:
     """A call from its JSON: {"name": ..., "arguments" or "parameters": {...}}."""
+    if isinstance(value, ToolCall):  # an error
+        return value
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return ToolCall(error='a tool call is {"name": ..., "arguments": {...}}')
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -32,10 +34,20 @@ def _call_of(value: Any) -> ToolCall:
 
 def _json(text: str) -> Any:
     """The value of a JSON text, or the error as a ToolCall."""
+    value, rest = _first_json(text.strip())
+    if rest and not isinstance(value, ToolCall):
+        return ToolCall(error=f"the tool call is not JSON: it goes on with {rest[:80]!r}")
+    return value
+
+
+def _first_json(text: str) -> tuple[Any, str]:
+    """The value that a text begins with, or the error as a ToolCall; what follows."""
     try:
-        return json.loads(text)
+        value, end = json.JSONDecoder().raw_decode(text)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        return value, text[end:]
     except (ValueError, RecursionError) as error:
-        return ToolCall(error=f"the tool call is not JSON: {error}"[:200])
+        return ToolCall(error=f"the tool call is not JSON: {error}"[:200]), ""
 
 
 def hermes(text: str, schemas: Sequence[Mapping[str, Any]] = ()) -> list[ToolCall]:
@@ -48,7 +60,7 @@ def hermes(text: str, schemas: Sequence[Mapping[str, Any]] = ()) -> list[ToolCal
     for part in text.split("<tool_call>")[1:]:
         inside, end, _ = part.partition("</tool_call>")
         value = _json(inside) if end else ToolCall(error="the tool call has no </tool_call>")
-        calls.append(value if isinstance(value, ToolCall) else _call_of(value))
+        calls.append(_call_of(value))
     return calls
 
 
@@ -78,14 +90,10 @@ def llama(text: str, schemas: Sequence[Mapping[str, Any]] = ()) -> list[ToolCall
     if not rest.startswith("{"):
         return []
     calls: list[ToolCall] = []
-    decoder = json.JSONDecoder()
     while rest:
-        try:
-            value, end = decoder.raw_decode(rest)
-        except (ValueError, RecursionError) as error:
-            return [*calls, ToolCall(error=f"the tool call is not JSON: {error}"[:200])]
+        value, rest = _first_json(rest)
         calls.append(_call_of(value))
-        rest = rest[end:].lstrip("; \n")
+        rest = rest.lstrip("; \n")
     return calls
 
 
