@@ -40,6 +40,16 @@ EQUAL: Table = {
         (r"\$2{,}500{,}000", r"\$2.5\text{ million dollars}"),
         ("1234.5", "0.0012345 million"),
     ],
+    "as typed in Chinese": [
+        ("(1,2)", "（1，2）"),
+        ("-5.5", "－５．５。"),
+        ("50%", "50％"),
+        ("1,2", "1、2"),
+    ],
+    "digits in another base": [
+        ("10101_2", "(10101)_2"),
+        ("(BEE)_{16}", "bee_{16}"),
+    ],
     "spaces between thousands": [
         ("1234567", "1 234 567"),
         ("1234567", r"1\;234\;567"),
@@ -294,6 +304,8 @@ EQUAL: Table = {
     ],
 }
 DIFFERENT: Table = {
+    "as typed in Chinese": [("(1,2)", "（2，1）"), ("5", "－5"), ("12", "1、2")],
+    "digits in another base": [("10101_2", "(10101)_3"), ("10101_2", "(21)_2")],
     "the empty set and the set of it": [
         (r"\emptyset", r"\{\emptyset\}"),
         (r"\{\emptyset\}", r"\{\}"),

@@ -16,7 +16,7 @@ Scalar = Callable[[str, str], bool | None]
 MAX_SIDES = 8
 """Sides of an equation that are compared."""
 _LOOSE = re.compile(r"(?<!\w) | (?!\w)")
-_BASE = re.compile(r"([0-9A-Fa-f]{1,100})_ ?\{? ?([0-9]{1,2}) ?\}?")
+_BASE = re.compile(r"\(? ?([0-9A-Fa-f]{1,100}) ?\)?_ ?\{? ?([0-9]{1,2}) ?\}?")
 _CHOICE = re.compile(r"([A-Z])|\( ?([A-Za-z]) ?\)|\\text\{([A-Za-z])\}")
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 _HOUR = re.compile(r"\d ?[ap]\.?m\.?", re.IGNORECASE)

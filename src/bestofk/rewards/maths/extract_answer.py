@@ -12,11 +12,12 @@ MAX_ANSWER = 2000
 """Characters of an answer. Longer ones are not read."""
 _TRIES = 50  # boxes, and mentions of an answer, that are looked at from the end
 _BOX = re.compile(r"\\(?:boxed|fbox) {0,9}\{")
-_LABEL = re.compile(r"(?:\*\*)? ?:(?:\*\*)?")
+_LABEL = re.compile(r"(?:\*\*)? ?[:：](?:\*\*)?")
 _SENTENCE = re.compile(r" is(?::(?:\*\*)?|(?![A-Za-z]))")
 _OF_SOMETHING_SAID = ("this ", "that ", "your ")
 _CLOSING = " I hope it is correct."
 _MARKS = ("**", "*", "`")
+_DISPLAYED = re.compile(r"(?:\\\[|\$\$)\s*\n")
 
 
 def extract(text: str) -> str | None:
@@ -109,8 +110,10 @@ def _last_mention(
 
 
 def _line(text: str, start: int) -> str:
-    """The rest of the line, or the next line that is not empty."""
+    """The rest of the line, or the next one that is not empty; of a displayed formula its first."""
     rest = text[start : start + 2 * MAX_ANSWER].partition("</answer>")[0].lstrip()
+    opening = _DISPLAYED.match(rest)
+    rest = rest[opening.end() :].lstrip() if opening else rest
     return rest.partition("\n")[0][: MAX_ANSWER + 1]
 
 

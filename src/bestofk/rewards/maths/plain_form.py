@@ -12,7 +12,9 @@ MAX_DEPTH = 20
 """Nested brackets in an answer."""
 
 _SIGNS = str.maketrans(
-    {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
+    {chr(sign + 0xFEE0): chr(sign) for sign in range(0x21, 0x7F)}  # as Chinese is typed
+    | {"、": ",", "。": ".", "\u3000": " "}
+    | {"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
     | {"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∈": "\\in "}
     | {"∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "√": "\\sqrt", "°": "^\\circ ", "²": "^{2}"}
     | {"³": "^{3}"}
