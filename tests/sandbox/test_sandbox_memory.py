@@ -76,21 +76,3 @@ print(span and span[1] - span[0], huge << 10, any("w" in mode and "x" in mode fo
     size, huge, writable_code = told.split()
     assert writable_code == "False"
     assert int(huge) >= (0 if size == "None" else int(size))
-
-
-def test_after_the_filling_new_objects_lie_together() -> None:
-    told = alone("""
-memory.start_fresh_pools()
-for size in range(48, 513, 16):
-    first, second = bytes(size - 33), bytes(size - 33)
-    print(size, id(first) // 16384 == id(second) // 16384, id(second) - id(first) == size)
-""")
-    rows = [line.split() for line in told.splitlines()]
-    assert len(rows) == 30
-    together = [same == "True" and adjacent == "True" for _, same, adjacent in rows]
-    assert sum(together) >= 25  # what runs in between takes blocks of some sizes
-
-
-def test_filling_ends_with_another_allocator() -> None:
-    told = alone("memory.start_fresh_pools(); print(len(memory._filling))", PYTHONMALLOC="malloc")
-    assert 0 < int(told) <= 32 * memory._MOST

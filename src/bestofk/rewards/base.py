@@ -149,24 +149,22 @@ class PairVerifier(BatchVerifier):
         with ThreadPoolExecutor(min(self.threads, len(texts))) as pool:
             return list(pool.map(self._judge_pair, prompts, texts))
 
-    def _judge_pair(self, prompt: Prompt, text: str) -> Verdict:
-        for attempt in range(RETRIES + 1):
-            try:
-                culprit = f"{self.name} on {prompt.id}"
-                judgement = limited_call(self.judge, self.time_limit, culprit, prompt, text)
-                verdict = as_verdict(judgement)
-                self._has_judged = True
-                return verdict
-            except CallTimeout as error:  # it would take as long again
-                return broken(self.name, prompt, error)
-            except (Exception, SystemExit) as error:  # whatever broke is ours, not the model's
-                _raise_if_hopeless(error)
-                if attempt < RETRIES:
-                    continue
-                if isinstance(error, WrongKind) and not self._has_judged:
-                    raise UnusableFunction(f"{self.name}: {error}") from error  # it never does
-                return broken(self.name, prompt, error)
-        raise AssertionError("unreachable")
+    def _judge_pair(self, prompt: Prompt, text: str, attempt: int = 0) -> Verdict:
+        try:
+            culprit = f"{self.name} on {prompt.id}"
+            judgement = limited_call(self.judge, self.time_limit, culprit, prompt, text)
+            verdict = as_verdict(judgement)
+            self._has_judged = True
+            return verdict
+        except CallTimeout as error:  # it would take as long again
+            return broken(self.name, prompt, error)
+        except (Exception, SystemExit) as error:  # whatever broke is ours, not the model's
+            _raise_if_hopeless(error)
+            if attempt < RETRIES:
+                return self._judge_pair(prompt, text, attempt + 1)
+            if isinstance(error, WrongKind) and not self._has_judged:
+                raise UnusableFunction(f"{self.name}: {error}") from error  # it never does
+            return broken(self.name, prompt, error)
 
 
 def _raise_if_hopeless(error: BaseException) -> None:

@@ -179,16 +179,13 @@ class _Watchdog:
     def watch(self, seconds: float, name: str) -> None:
         """Interrupt the main thread after `seconds`, unless the deadline is taken back first."""
         if not self.started:
+            self.started = True
             signal.signal(_SIGNAL, self._interrupt)
-            self._start()
+            threading.Thread(target=self._watch, daemon=True, name="bestofk watchdog").start()
         self.seconds, self.name = seconds, name
         self.deadline = time.monotonic() + seconds
         if not self.awake.is_set():
             self.awake.set()
-
-    def _start(self) -> None:
-        self.started = True
-        threading.Thread(target=self._watch, daemon=True, name="bestofk watchdog").start()
 
     def _interrupt(self, *_: object) -> None:
         """In the main thread, when the call may be over already."""

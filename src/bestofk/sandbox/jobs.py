@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from .guest.checker import stopped_by
+from .guest.checker import STOPPED_BY
 from .guest.codec import CodecError, decode
 from .guest.wire import RESULT, unpack
 from .outcome import CallOutcome, CallStatus, printable
@@ -30,8 +30,9 @@ class JobResult:
     detail: str = ""
 
     def results(self) -> list[Any] | str | None:
-        """What the checker wrote of each test: (passed, status, detail), or (ok, value) where it
-        recorded. A text says why the task is at fault; None: it did not live to write any."""
+        """What the checker wrote of each test: (passed, status, detail), or ("ok", value) and
+        (status, detail) where it recorded. A text says why the task is at fault; None: it did not
+        live to write any."""
         if self.status != "done" or self.report["reason"] or self.report["code"] != 0:
             return None
         try:
@@ -44,7 +45,7 @@ class JobResult:
     def ending(self) -> tuple[str, str]:
         """Status and detail of a program whose checker did not finish."""
         if self.report["reason"]:
-            return stopped_by(self.report["reason"])
+            return STOPPED_BY[self.report["reason"]]
         return "crashed", f"the checker ended early ({self.report['code']})"
 
 
@@ -113,16 +114,13 @@ def call_outcome(run: JobResult, tier: int) -> CallOutcome:
         return CallOutcome(
             "crashed" if run.status == "killer" else "unscored", tier=tier, detail=run.detail
         )
-    cpu, reason, code = run.report["cpu"], run.report["reason"], run.report["code"]
-    if reason:
-        status, detail = stopped_by(reason)
-        return CallOutcome(cast(CallStatus, status), None, cpu, tier, detail)
-    try:
-        status, *rest = decode(run.data)
-        if status == "ok" and code == 0:
-            return CallOutcome("ok", rest[0], cpu, tier)
-        if status in ("raised", "memory") and code == 0:
-            return CallOutcome(status, None, cpu, tier, printable(": ".join(map(str, rest))))
-    except (CodecError, ValueError, TypeError, IndexError):
-        pass
-    return CallOutcome("crashed", None, cpu, tier, f"the process ended with {code} and no value")
+    cpu, results = run.report["cpu"], run.results()
+    if results is None:
+        status, value = run.ending()
+    elif isinstance(results, str):  # what it returned cannot be handed on
+        status, value = "raised", results
+    else:
+        [(status, value)] = results
+    if status == "ok":
+        return CallOutcome("ok", value, cpu, tier)
+    return CallOutcome(cast(CallStatus, status), None, cpu, tier, printable(value))

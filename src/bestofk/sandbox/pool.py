@@ -23,6 +23,17 @@ from .worker import Worker, configuration, request
 T = TypeVar("T")
 R = TypeVar("R")
 
+_CALLER = b"""
+def call(target, args):
+    import importlib
+    module, _, name = target.partition(":")
+    function = importlib.import_module(module)
+    for part in name.split("."):
+        function = getattr(function, part)
+    return function(*args)
+"""
+"""The program that makes a `Sandbox.call`."""
+
 
 class Sandbox:
     """A pool of workers at one tier.
@@ -89,16 +100,12 @@ class Sandbox:
         """`module:function` called with `args` in the sandbox; see the package's docstring."""
         if target.count(":") != 1:
             raise ValueError(f"a target reads 'module:function', got {target!r}")
+        job: dict[str, Any] = {"mode": "record", "entry_point": "call"}
         try:
-            arguments = encode((target, list(args)))
+            recording = encode(job | {"cases": [((target, list(args)), {}, None)]})
         except CodecError as error:
             raise ValueError(f"arguments of {target} are plain values: {error}") from error
-        effective = _limits(limits) or self.limits
-        packet, wall = request("call", eager=False, pure=False, limits=effective)
-        run = run_job(
-            self._state, lambda worker: worker.call(packet, wall, arguments), effective.memory
-        )
-        return call_outcome(run, self.tier)
+        return call_outcome(self.check(_CALLER, recording, pure=True, limits=limits), self.tier)
 
     def call_many(
         self, target: str, batch: Sequence[Sequence[Any]], *, limits: Limits | None = None
@@ -154,7 +161,7 @@ class Sandbox:
         then be used again.
         """
         effective = _limits(limits) or self.limits
-        packet, wall = request("check", eager=not stdio, pure=pure, limits=effective)
+        packet, wall = request(eager=not stdio, pure=pure, limits=effective)
         return run_job(
             self._state, lambda worker: worker.check(packet, wall, program, tests), effective.memory
         )

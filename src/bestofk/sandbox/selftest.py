@@ -154,12 +154,12 @@ def attack(worker: Worker, limits: Limits) -> list[str]:
             "cases": [(args, {}, None)],
         }
         try:
-            packet, wall = request("check", eager=True, pure=False, limits=patient)
+            packet, wall = request(eager=True, pure=False, limits=patient)
             report, data = worker.check(packet, wall, ATTACKS.encode(), encode(job))
-            ((ok, value),) = decode(data)
+            ((status, value),) = decode(data)
         except (WorkerLost, CodecError, ValueError) as error:
             raise OSError(f"the self-test did not finish: {error}") from error
-        if not ok:
+        if status != "ok":
             raise OSError(f"the self-test did not finish: {value} ({report['reason']})")
         for folder in ("/", "/tmp", "/var/tmp", "/dev/shm", os.path.dirname(path)):
             mark_file = os.path.join(folder, mark)

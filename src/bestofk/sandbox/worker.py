@@ -49,12 +49,12 @@ _KILLED = {
 
 
 @lru_cache(64)
-def request(kind: str, *, eager: bool, pure: bool, limits: Limits) -> tuple[bytes, float]:
+def request(*, eager: bool, pure: bool, limits: Limits) -> tuple[bytes, float]:
     """A job's packet, and the wall seconds after which the worker reports that it is starved: the
     same for thousands of programs."""
     wall = _STARVED * limits.cpu_per_program + 10.0 * limits.blocked_per_program
-    job = {"kind": kind, "eager": eager, "pure": pure}
-    return wire.pack(job | {"limits": asdict(limits) | {"starved_after": wall}}), wall
+    stated = asdict(limits) | {"starved_after": wall}
+    return wire.pack({"eager": eager, "pure": pure, "limits": stated}), wall
 
 
 class WorkerLost(Exception):
@@ -130,17 +130,6 @@ class Worker:
         finally:
             os.close(source)
         return report, wire.read_file(self._result, wire.RESULT)
-
-    def call(self, request: bytes, wall: float, arguments: bytes) -> tuple[dict[str, Any], bytes]:
-        """A function on plain values: the server's report and what was written."""
-        files: list[int] = []
-        try:
-            for data in (arguments, None):
-                files.append(wire.memory_file(data))  # noqa: PERF401 - all closed below
-            return self._ask(request, wall, files), wire.read_file(files[-1], wire.RESULT)
-        finally:
-            for descriptor in files:
-                os.close(descriptor)
 
     def _ask(self, request: bytes, wall: float, files: list[int]) -> dict[str, Any]:
         try:

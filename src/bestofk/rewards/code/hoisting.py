@@ -158,11 +158,10 @@ class _Hoister(ast.NodeTransformer):
         node.test = self.visit(node.test)
         return node
 
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+    def visit_Lambda(self, node: ast.Lambda | ast.NamedExpr) -> ast.AST:
         return node
 
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
-        return node
+    visit_NamedExpr = visit_Lambda
 
     def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
         node.generators[0].iter = self.visit(node.generators[0].iter)

@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
-from bestofk.messages import unknown
+from bestofk.messages import one_of
 from bestofk.rewards.base import BatchVerifier, way_to_import
 from bestofk.rewards.code.extract_program import assembled, extract_code
 from bestofk.rewards.code.prepared_tests import (
@@ -84,10 +84,9 @@ class CodeVerifier(BatchVerifier):
         writable: bool = False,
         sandbox: Sandbox | None = None,
     ) -> None:
-        if reward not in ("fraction", "all"):
-            raise unknown("reward", reward, ("fraction", "all"))
-        if score not in (None, "shown"):
-            raise unknown("score", score, ("shown",))
+        one_of("reward", reward, ("fraction", "all"))
+        if score is not None:
+            one_of("score", score, ("shown",))
         if isinstance(limits, Mapping):
             check_options("limits", Limits, limits)
             limits = Limits(**limits)

@@ -99,8 +99,8 @@ def _recorded(run: JobResult) -> list[Any] | str:
     if values is None:
         return f"the reference did not run: {run.detail or run.report}"
     if isinstance(values, str):
-        return f"what the reference returns does not fit: {values}"
-    failed = [why for ok, why in values if not ok]
+        return f"what the reference gets or returns does not fit: {values}"
+    failed = [why for status, why in values if status != "ok"]
     if failed:
         return f"the reference failed on {len(failed)} inputs: {failed[0]}"
     if all(value is None for _, value in values):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from bestofk.rewards.base import RETRIES, BatchVerifier, broken, right, wrong
 from bestofk.rewards.maths.equality import same
@@ -24,13 +24,6 @@ from bestofk.types import Prompt, Status, Verdict, plain_text
 Question: TypeAlias = tuple[str, str]
 """Two plain answers, the expected one first."""
 _REMEMBERED = 20_000
-_STATUS: dict[str, Status] = {
-    "different": "incorrect",
-    "unparsed": "unparsed",
-    "memory": "memory",
-    "timeout": "timeout",
-    "crashed": "crashed",
-}
 
 plain_gold = lru_cache(maxsize=4096)(plain)
 
@@ -112,7 +105,8 @@ def _verdict(prompt: Prompt, reply: Reply | AlgebraWorkerLost) -> Verdict:
         return broken("maths", prompt, reply)
     if reply.result == "equal":
         return right()
-    status, detail = _STATUS[reply.result], reply.detail or "another value"
+    status = "incorrect" if reply.result == "different" else cast(Status, reply.result)
+    detail = reply.detail or "another value"
     return Verdict(0.0, status, cpu_seconds=reply.cpu_seconds, detail=detail)
 
 

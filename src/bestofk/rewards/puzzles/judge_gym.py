@@ -42,14 +42,14 @@ class GymVerifier(BatchVerifier):
         answers = [
             answer_of(prompt, text) or "" for prompt, text in zip(prompts, texts, strict=True)
         ]
-        asked = [at for at, answer in enumerate(answers) if 0 < len(answer) <= MAX_ANSWER]
+        readable = [at for at, answer in enumerate(answers) if 0 < len(answer) <= MAX_ANSWER]
         batch = [
             [self._dataset, self._config, prompts[at].spec["entry"], readings(answers[at])]
-            for at in asked
+            for at in readable
         ]
         scorer = "bestofk.rewards.puzzles.gym_scorer:is_right"
         outcomes = self._sandbox.get().call_many(scorer, batch) if batch else []
-        judged = dict(zip(asked, map(_verdict, outcomes), strict=True))
+        judged = dict(zip(readable, map(_verdict, outcomes), strict=True))
         return [judged.get(at) or _unread(answer) for at, answer in enumerate(answers)]
 
     def close(self) -> None:

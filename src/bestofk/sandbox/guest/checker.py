@@ -21,7 +21,7 @@ from types import CodeType
 from typing import Any
 
 from . import kernel, wire
-from .codec import CodecError, NotPlainError, decode, encode
+from .codec import MAX_BYTES, CodecError, NotPlainError, decode, encode
 from .same_values import same, same_text
 from .wire import ABSENT, FAILED, OK, RAISED
 
@@ -40,7 +40,7 @@ _NAP = 0.005
 """Seconds for an answer beyond what waking two processes takes."""
 BLOCKED = ("blocked", "wall")
 """Limits after which a program is not tried again: it would sleep again."""
-_LIMITS = {
+STOPPED_BY = {
     "cpu": ("timeout", "stopped by the cpu limit"),
     "blocked": ("timeout", "stopped by the limit on blocked time: it slept, or waited in vain"),
     "wall": ("timeout", "stopped by the wall limit"),
@@ -48,11 +48,7 @@ _LIMITS = {
     "stopped": ("crashed", "stopped from outside"),
     "memory": ("memory", "ended twice by the kernel, with more than half of its memory in use"),
 }
-
-
-def stopped_by(limit: str) -> tuple[str, str]:
-    """The status and the detail of a program that exceeded a limit."""
-    return _LIMITS[limit]
+"""The status and the detail of a program, by the limit that it exceeded."""
 
 
 class Gone(BaseException):
@@ -190,12 +186,12 @@ class Remote:
         subclass, a range) go by our own codec. The program may read both: it trusts us."""
         try:
             request = marshal.dumps((path, args, kwargs), 2)
-            if len(request) <= self.frame:
+            if len(request) <= MAX_BYTES:
                 return request, True
         except ValueError:
             pass
         try:
-            return encode((path, args, kwargs), self.frame), False
+            return encode((path, args, kwargs)), False
         except CodecError as error:
             detail = f"an argument of {path} cannot be passed by value: {error}"
             tests_alone = isinstance(error, NotPlainError) and not error.is_builtin
@@ -254,7 +250,7 @@ class Remote:
 
     def _waiting(self) -> None:
         if self.clock.is_over():
-            raise self._ended("timeout", "more CPU time than one test may use")
+            raise self._ended("timeout", "more CPU time than one call may use")
 
     def _ended(self, status: str, detail: str, closed: bool = False) -> Gone:
         """End the process for good; the verdict of the server, if it has one, comes first."""
@@ -263,7 +259,7 @@ class Remote:
         wire.send(self.control, _KILL_CLOSED if closed else _KILL)
         news, _ = self._news(("ended",))
         if news["reason"]:
-            gone = Gone(*stopped_by(news["reason"]))
+            gone = Gone(*STOPPED_BY[news["reason"]])
             if news["reason"] in BLOCKED:  # it sleeps: do not try it again
                 self.failed = gone
             return gone
@@ -518,7 +514,7 @@ def _check_stdio(job: dict[str, Any], remote: Remote) -> list[Result]:
     def test(stdin: str, expected: str) -> str:
         news, output, errors = remote.run(stdin.encode("utf-8", "surrogatepass"))
         if news["reason"]:
-            gone = Gone(*stopped_by(news["reason"]))
+            gone = Gone(*STOPPED_BY[news["reason"]])
             if news["reason"] in BLOCKED or news["event"] == "refused":
                 remote.failed = gone  # it sleeps, or has used up everything: do not try it again
             raise gone
@@ -554,14 +550,16 @@ def _own_check(job: dict[str, Any]) -> Callable[[str, str, str], Any]:
     return check
 
 
-def _record(job: dict[str, Any], remote: Remote) -> list[tuple[bool, Any]]:
-    """What a trusted reference returns: the expected values of tasks that only give inputs."""
-    values: list[tuple[bool, Any]] = []
+def _record(job: dict[str, Any], remote: Remote) -> list[tuple[str, Any]]:
+    """What calls return, or why they do not: a reference's answers, the value of a single call."""
+    values: list[tuple[str, Any]] = []
     for args, kwargs, _ in job["cases"]:
         try:
-            values.append((True, remote.call(job["entry_point"], tuple(args), kwargs)))
-        except BaseException as error:
-            values.append((False, f"{type(error).__name__}: {error}"[:200]))
+            values.append(("ok", remote.call(job["entry_point"], tuple(args), kwargs)))
+        except Gone as gone:
+            values.append((gone.status, gone.detail))
+        except Exception as error:
+            values.append(("raised", _describe(error)))
     return values
 
 

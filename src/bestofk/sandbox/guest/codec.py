@@ -127,9 +127,9 @@ class _Encoder:
             self.many(b"I", value, depth)
         elif kind in _VIEWS:
             self.many(_VIEWS[kind], iter(value), depth)
-        elif kind is _loaded("fractions", "Fraction"):
+        elif kind is loaded("fractions", "Fraction"):
             self.many(b"R", iter((value.numerator, value.denominator)), depth)
-        elif kind is _loaded("decimal", "Decimal"):
+        elif kind is loaded("decimal", "Decimal"):
             self.blob(b"D", str(value).encode())
         elif kind.__name__ in NODES:
             self.many(b"O", _parts_of_nodes(value, kind.__name__), depth)
@@ -210,7 +210,7 @@ def _nodes(items: list[Any], classes: Mapping[str, Any]) -> Any:
     return nodes[0]
 
 
-def _loaded(module: str, name: str) -> Any:
+def loaded(module: str, name: str) -> Any:
     """A class of a module that whoever made its instances has imported: nothing is imported here,
     since every module makes every fork dearer."""
     return getattr(sys.modules.get(module), name, None)

@@ -217,7 +217,9 @@ def _enter_namespaces(confinement: Confinement) -> None:
         confinement.counts_threads = _counts_threads()
     server = os.fork()
     if server:
-        _wait_and_exit(server)
+        os.closerange(3, 65536)
+        _, status = os.waitpid(server, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -226,18 +228,9 @@ def _counts_threads() -> bool:
     return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (5, 14)
 
 
-def _wait_and_exit(server: int) -> None:
-    os.closerange(3, 65536)
-    _, status = os.waitpid(server, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
 def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _build_root(
@@ -325,11 +318,7 @@ def _remember_modules(folders: list[str]) -> None:
         finder: Any = PathFinder._path_importer_cache(folder)  # type: ignore[attr-defined]
         if isinstance(finder, FileFinder):
             finder.find_spec("a_module_that_nobody_has")  # lists it
-            finder._fill_cache = _keep_list  # type: ignore[attr-defined]
-
-
-def _keep_list() -> None:
-    """In the place of a method that lists a folder again."""
+            finder._fill_cache = lambda: None  # type: ignore[attr-defined]
 
 
 def _split_readable(folders: list[str], hidden: list[str]) -> list[str]:

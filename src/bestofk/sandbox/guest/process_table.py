@@ -49,14 +49,12 @@ class ProcFiles:
             return b""
         try:
             file = os.open(f"{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.descriptor)
-        except OSError:
-            return b""
-        try:
-            return os.read(file, 4096)
+            try:
+                return os.read(file, 4096)
+            finally:
+                os.close(file)
         except OSError:  # it has ended
             return b""
-        finally:
-            os.close(file)
 
     def states(self, pid: int) -> bytes:
         """The state of each thread of a process, as one letter; empty where it cannot be read."""
@@ -101,14 +99,12 @@ class ProcFiles:
     def _list(self, pid: int, name: str) -> list[str]:
         try:
             file = os.open(f"{pid}/{name}", os.O_RDONLY, dir_fd=self.descriptor)
+            try:
+                return os.listdir(file)
+            finally:
+                os.close(file)
         except OSError:
             return []
-        try:
-            return os.listdir(file)
-        except OSError:
-            return []
-        finally:
-            os.close(file)
 
 
 _COUNTED_LATER = 0.02
@@ -309,12 +305,6 @@ class ProcessTable:
         self.confinement.renew_box()
         self.confinement.restart_ids()
         return Process(self._fork(order, [rpc, source], files), cpu)
-
-    def fork_call(self, files: list[int], limits: dict[str, Any], cpu: float) -> Process:
-        """A function on values: `files` are its arguments and its result."""
-        self.confinement.renew_box()
-        self.confinement.restart_ids()
-        return Process(self._fork(self._order(zygote.CALL, limits, cpu), files[::-1]), cpu)
 
     def _fork(self, order: bytes, files: list[int], standard: list[int] | None = None) -> int:
         """Without standard files it gets /dev/null, opened anew: position and flags of an open file

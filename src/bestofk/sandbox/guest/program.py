@@ -11,24 +11,22 @@ import builtins
 import contextlib
 import errno
 import functools
-import importlib
 import io
 import marshal
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
 from typing import Any
 
 from . import wire
-from .codec import CodecError, decode, encode
+from .codec import decode, encode
 from .wire import ABSENT, FAILED, HEADER, OK, RAISED
 
 _RPC, _SOURCE = 3, 4
 _SHORT = 4000
 """Bytes of a source that is read at once: a larger buffer would touch memory for nothing."""
-_RESULT, _CALL = 3, 4
 _HEAD, _pack, _unpack = HEADER.size, HEADER.pack, HEADER.unpack_from
 _Coroutine = types.CoroutineType
 _read, _write, _pread, _close, _loads = os.read, os.write, os.pread, os.close, marshal.loads
@@ -74,7 +72,7 @@ def open_stdin_by_name() -> None:
         name = file if type(file) is str else hasattr(file, "__fspath__") and file.__fspath__()
         if name not in _STDIN or mode.strip("rbt"):
             return plain_open(file, mode, *args, **kwargs)
-        data = io.BytesIO(b"".join(iter(_rest_of_stdin(), b"")))
+        data = io.BytesIO(b"".join(_pieces_of_stdin()))
         if "b" in mode:
             return data
         names = ("buffering", "encoding", "errors", "newline")
@@ -85,17 +83,12 @@ def open_stdin_by_name() -> None:
     builtins.open = io.open = opened
 
 
-def _rest_of_stdin() -> Callable[[], bytes]:
-    """A function that reads piece by piece, from the start, without moving the position."""
+def _pieces_of_stdin() -> Iterator[bytes]:
+    """All of it from the start, without moving the position."""
     at = 0
-
-    def read() -> bytes:
-        nonlocal at
-        piece = os.pread(0, 1 << 20, at)
+    while piece := os.pread(0, 1 << 20, at):
         at += len(piece)
-        return piece
-
-    return read
+        yield piece
 
 
 class _Waker:
@@ -293,25 +286,6 @@ def _resolve(names: dict[str, Any], path: str) -> Any:
         if is_call:
             value = value()
     return value
-
-
-def run_call(limit: int) -> None:
-    """`module:function` with arguments from one file, its result into the other."""
-    target, args = decode(wire.read_file(_CALL, 1 << 30), 1 << 30)
-    os.close(_CALL)
-    try:
-        module, _, name = target.partition(":")
-        function = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
-        answer = encode(("ok", function(*args)), limit)  # type: ignore[operator]
-    except MemoryError:
-        answer = encode(("memory", "MemoryError", ""))
-    except CodecError as error:
-        answer = encode(("raised", "CodecError", str(error)[:300]))
-    except BaseException as error:
-        answer = encode(("raised", *_describe(error)))
-    wire.fill(_RESULT, answer)
 
 
 _MAKES = ("open", "mkdir", "symlink")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
+
+from .codec import loaded
 
 _SEQUENCES = (list, tuple)
 _ROUNDING = 1e-6
@@ -40,11 +41,7 @@ _FARTHEST = 5000
 
 def _is_exact(value: Any) -> bool:
     """Whether it is a Fraction or a Decimal, without importing either."""
-    kind = type(value)
-    return any(
-        kind is getattr(sys.modules.get(module), name, None)
-        for module, name in (("fractions", "Fraction"), ("decimal", "Decimal"))
-    )
+    return type(value) in (loaded("fractions", "Fraction"), loaded("decimal", "Decimal"))
 
 
 def _plain_number(value: Any) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from . import kernel
 
@@ -143,19 +143,16 @@ def _argument(index: int) -> int:
     return 16 + 8 * index
 
 
-def _allow_if_low_in(index: int, values: tuple[int, ...], otherwise: int) -> list[bytes]:
-    """Allow when the low half of an argument (the kernel reads no more of an int) is listed."""
-    block = [_load(_argument(index))]
-    for position, value in enumerate(values):
-        block.append(_equal(value, len(values) - position, 0))
-    return [*block, _return(_error(otherwise)), _return(_ALLOW)]
-
-
-def _pretend_if_low_in(index: int, values: tuple[int, ...]) -> list[bytes]:
-    """Answer 0 when the low half of an argument is listed; go on otherwise."""
+def _if_listed(offset: int, values: Sequence[int], answer: bytes) -> list[bytes]:
+    """The answer when the four bytes at this offset are listed; go on otherwise."""
     last = len(values) - 1
     compared = [_equal(value, last - at, int(at == last)) for at, value in enumerate(values)]
-    return [_load(_argument(index)), *compared, _PRETEND]
+    return [_load(offset), *compared, answer]
+
+
+def _allow_if_low_in(index: int, values: tuple[int, ...], otherwise: int) -> list[bytes]:
+    """Allow when the low half of an argument (the kernel reads no more of an int) is listed."""
+    return [*_if_listed(_argument(index), values, _return(_ALLOW)), _return(_error(otherwise))]
 
 
 def _allow_mapping() -> list[bytes]:
@@ -178,10 +175,8 @@ def _allow_own_signals(pid: int, index: int) -> list[bytes]:
     """Allow signals to oneself but SIGKILL and those that stop, argument `index`: who sends one
     dies of SIGSYS. So a program that was ended by SIGKILL was ended from outside, or by a limit of
     ours, and one that is stopped was stopped from outside."""
-    mine = [_load(_argument(0)), _equal(pid, 1, 0), _REFUSE, _load(_argument(index))]
-    last = len(_DEADLY) - 1
-    compared = [_equal(number, last - at, int(at == last)) for at, number in enumerate(_DEADLY)]
-    return [*mine, *compared, _return(_KILL), _return(_ALLOW)]
+    mine = [_load(_argument(0)), _equal(pid, 1, 0), _REFUSE]
+    return [*mine, *_if_listed(_argument(index), _DEADLY, _return(_KILL)), _return(_ALLOW)]
 
 
 def _allow_limits(pid: int) -> list[bytes]:
@@ -201,10 +196,7 @@ def _refuse_on_channel() -> list[bytes]:
     """Answer with an error to what asks a program's channel for its number, or copies it."""
     calls = [_ALLOWED[name] for name in ("fstat", "newfstatat", "dup", "dup2", "dup3")]
     numbers = [call[_column()] for call in (*calls, _SERVER["fcntl"])]
-    listed = [number for number in numbers if number is not None]
-    last = len(listed) - 1
-    compared = [_equal(number, last - at, int(at == last)) for at, number in enumerate(listed)]
-    block = [_load(0), *compared, _REFUSE]
+    block = _if_listed(0, [number for number in numbers if number is not None], _REFUSE)
     return [_load(_argument(0)), _equal(_CHANNEL, 0, len(block)), *block]
 
 
@@ -253,9 +245,9 @@ def _limited(pid: int, checker: bool) -> dict[str, list[bytes]]:
         "kill": _allow_own_signals(pid, 1),
         "tgkill": _allow_own_signals(pid, 2),
         "prlimit64": _allow_limits(pid),
-        "setrlimit": [*_pretend_if_low_in(0, (_RLIMIT_CPU,)), _return(_ALLOW)],
+        "setrlimit": [*_if_listed(_argument(0), (_RLIMIT_CPU,), _PRETEND), _return(_ALLOW)],
         "fcntl": [
-            *_pretend_if_low_in(1, _FCNTL_LOCKS),  # it has every lock: it is alone
+            *_if_listed(_argument(1), _FCNTL_LOCKS, _PRETEND),  # it has every lock: it is alone
             *_allow_if_low_in(1, _FCNTL + (_F_ADD_SEALS,) * checker, errno.EPERM),
         ],
         "prctl": _allow_if_low_in(0, _PRCTL, errno.EPERM),

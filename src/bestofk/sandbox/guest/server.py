@@ -40,10 +40,16 @@ _CHECKER_CPU = 1.0
 """CPU seconds that a checker has beyond those of its program."""
 
 
-class WatchedJob:
-    """What every job has: a process of the model's, its clocks, and events to wait for."""
+class Job:
+    """A program and its tests: the checker asks for the program, and says when it is done."""
 
-    def __init__(self, table: ProcessTable, request: dict[str, Any], files: list[int]) -> None:
+    def __init__(
+        self,
+        table: ProcessTable,
+        request: dict[str, Any],
+        files: list[int],
+        checker: CheckerProcess,
+    ) -> None:
         self.table, self.limits, self.files = table, request["limits"], files
         self.allowance = float(self.limits["cpu_per_program"])
         self.spent = 0.0
@@ -54,128 +60,6 @@ class WatchedJob:
         self.program_signalled = False
         self.killed_at = 0
         """Bytes of memory that a program had which was killed from outside."""
-
-    def wait_for_events(self, owing: bool) -> dict[int, int]:
-        """Descriptors that have something, after a tick at most; the clocks are looked at then.
-
-        `owing`: whether a running program owes an answer, so that being blocked counts.
-
-        Raises EOFError when the host has gone (or speaks out of turn), which ends the server.
-        """
-        tick = tick_milliseconds()
-        began = time.monotonic()
-        ready = dict(self.table.poller.poll(tick))
-        if self.table.host.fileno() in ready:
-            raise EOFError("the host is gone")
-        process = self.program
-        if process is not None:
-            if process.handle in ready:
-                self._finish(process)
-            elif not ready:
-                if owing:
-                    self.blocked.tick(process.pid, min(time.monotonic() - began, tick / 1000))
-                self.stop_if_over_limits()
-        if time.monotonic() - self.started > self.limits["starved_after"]:
-            self.starved = True  # the machine gave it so little that it has to be tried again
-        return ready
-
-    def stop_if_over_limits(self) -> None:
-        process = self.program
-        if process is not None:
-            process.reason = self._excess(process)
-            if process.reason:
-                self._finish(process)
-                self.program_killed |= process.reason == "stopped"
-
-    def _finish(self, process: Process, by_us: bool = True) -> None:
-        self.stop(by_us)
-        if process.killed_from_outside():
-            self.program_killed, self.killed_at = True, max(self.killed_at, process.peak)
-        self.program_signalled |= process.perhaps_ended_itself()
-        self.ended(process)
-
-    def ended(self, process: Process) -> None:
-        raise NotImplementedError
-
-    def _excess(self, process: Process) -> str | None:
-        """The limit that a process exceeds, if there is one."""
-        if kernel.cpu_seconds(process.pid) > process.cpu_limit:
-            return "cpu"
-        if self.out_of_blocked_time():
-            return "blocked"
-        if self.blocked.stopped > self.limits["blocked_per_program"]:
-            return "stopped"
-        if not self.blocked.known:
-            # no /proc: being blocked cannot be told from waiting for a core, so wall time decides
-            wall = time.monotonic() - process.started
-            if wall > process.cpu_limit * self.limits["wall_factor"]:
-                return "wall"
-        if self.table.proc.threads(process.pid) > self.limits["threads"]:
-            return "threads"
-        return None
-
-    def out_of_blocked_time(self) -> bool:
-        return bool(self.blocked.seconds > self.limits["blocked_per_program"])
-
-    def begin(self, process: Process) -> None:
-        self.program = process
-        self.blocked.start()
-        self.table.poller.register(process.handle, select.POLLIN)
-
-    def stop(self, by_us: bool = True) -> None:
-        """End the model's process, if there is one, and count what it used."""
-        process, self.program = self.program, None
-        if process is not None:
-            self.table.poller.unregister(process.handle)
-            process.kill(by_us)
-            if process.reason is None and process.cpu > process.cpu_limit:
-                process.reason = "cpu"  # the kernel was first
-            self.spent += process.cpu
-
-    def report(self, code: int, reason: str | None) -> dict[str, Any]:
-        return {
-            "code": code,
-            "reason": reason,
-            "cpu": self.spent,
-            "blocked": self.blocked.seconds,
-            "starved": self.starved,
-            "program_killed": self.program_killed,
-            "killed_at": self.killed_at,
-            "program_signalled": self.program_signalled,
-            "checker_killed": self.checker_killed,
-        }
-
-
-class CallJob(WatchedJob):
-    """`module:function` on plain values."""
-
-    def run(self) -> dict[str, Any]:
-        self.code = 1
-        self.reason: str | None = None
-        cpu = min(float(self.limits["cpu_per_test"]), self.allowance)
-        self.begin(self.table.fork_call(self.files, self.limits, cpu))
-        try:
-            while self.program is not None and not self.starved:
-                self.wait_for_events(owing=True)
-        finally:
-            self.stop()
-        return self.report(self.code, self.reason)
-
-    def ended(self, process: Process) -> None:
-        self.code, self.reason = process.code, process.reason
-
-
-class CheckJob(WatchedJob):
-    """A program and its tests: the checker asks for the program, and says when it is done."""
-
-    def __init__(
-        self,
-        table: ProcessTable,
-        request: dict[str, Any],
-        files: list[int],
-        checker: CheckerProcess,
-    ) -> None:
-        super().__init__(table, request, files)
         self.checker = checker
         self.checker_cpu = kernel.cpu_seconds(checker.pid)
         self.checker_awake: float | None = None
@@ -192,7 +76,7 @@ class CheckJob(WatchedJob):
             else:
                 wire.send(self.checker.control, packet, self.files[1:])
             while not self.done and not self.starved and self.checker.handle >= 0:
-                ready = self.wait_for_events(owing=not self.by_calls)
+                ready = self._wait_for_events()
                 if self.checker.control.fileno() in ready:
                     self._obey()
                 elif self.checker.ended():
@@ -200,16 +84,70 @@ class CheckJob(WatchedJob):
                 elif not ready:
                     self._watch_checker()
         finally:
-            self.stop()
+            self._stop()
         if not self.done and self.checker.ended():
             checker = self.checker
             self.checker_killed = checker.killed_from_outside() or checker.perhaps_ended_itself()
-        return self.report(0 if self.done else 1, self.reason)
+        return {
+            "code": 0 if self.done else 1,
+            "reason": self.reason,
+            "cpu": self.spent,
+            "blocked": self.blocked.seconds,
+            "starved": self.starved,
+            "program_killed": self.program_killed,
+            "killed_at": self.killed_at,
+            "program_signalled": self.program_signalled,
+            "checker_killed": self.checker_killed,
+        }
 
-    def ended(self, process: Process) -> None:
+    def _wait_for_events(self) -> dict[int, int]:
+        """Descriptors that have something, after a tick at most; the clocks are looked at then.
+
+        Raises EOFError when the host has gone (or speaks out of turn), which ends the server.
+        """
+        tick = tick_milliseconds()
+        began = time.monotonic()
+        ready = dict(self.table.poller.poll(tick))
+        if self.table.host.fileno() in ready:
+            raise EOFError("the host is gone")
+        process = self.program
+        if process is not None:
+            if process.handle in ready:
+                self._finish(process)
+            elif not ready:
+                if not self.by_calls:  # else it owes an answer only while the checker waits for it
+                    self.blocked.tick(process.pid, min(time.monotonic() - began, tick / 1000))
+                self._stop_if_over_limits()
+        if time.monotonic() - self.started > self.limits["starved_after"]:
+            self.starved = True  # the machine gave it so little that it has to be tried again
+        return ready
+
+    def _stop_if_over_limits(self) -> None:
+        process = self.program
+        if process is not None:
+            process.reason = _exceeded(process, self.blocked, self.limits)
+            if process.reason:
+                self._finish(process)
+                self.program_killed |= process.reason == "stopped"
+
+    def _finish(self, process: Process, by_us: bool = True) -> None:
+        self._stop(by_us)
+        if process.killed_from_outside():
+            self.program_killed, self.killed_at = True, max(self.killed_at, process.peak)
+        self.program_signalled |= process.perhaps_ended_itself()
         news = {"event": "ended", "code": process.code, "reason": process.reason}
         with contextlib.suppress(OSError):
             wire.send(self.checker.control, wire.pack(news))
+
+    def _stop(self, by_us: bool = True) -> None:
+        """End the model's process, if there is one, and count what it used."""
+        process, self.program = self.program, None
+        if process is not None:
+            self.table.poller.unregister(process.handle)
+            process.kill(by_us)
+            if process.reason is None and process.cpu > process.cpu_limit:
+                process.reason = "cpu"  # the kernel was first
+            self.spent += process.cpu
 
     def _obey(self) -> None:
         """A request of the checker: start the program afresh, end it, count that the checker waits
@@ -228,7 +166,7 @@ class CheckJob(WatchedJob):
             if process is not None:
                 seconds = self._waited_for(float(request["seconds"]))
                 self.blocked.tick(process.pid, seconds, answered=request["answered"])
-                self.stop_if_over_limits()
+                self._stop_if_over_limits()
             return
         if process is not None:
             closed = request.get("closed") and process.is_ending(self.table.proc)
@@ -248,40 +186,36 @@ class CheckJob(WatchedJob):
         return max(0.0, seconds - (awake - before))
 
     def _start_with(self, packet: bytes) -> None:
-        ours = self._program([], self.allowance)
-        try:
-            assert self.program is not None
-            pid = str(self.program.pid).encode()
+        program, ours = self._start([], self.allowance)
+        with contextlib.closing(ours):
             files = [*self.files[1:], ours.fileno()]
-            wire.send(self.checker.control, packet + b"\n" + pid, files)
-        finally:
-            ours.close()
+            wire.send(self.checker.control, packet + b"\n%d" % program.pid, files)
 
     def _spawn(self, cpu: float, files: list[int]) -> None:
         cpu_left = self.allowance - self.spent
-        if cpu_left <= 0 or self.out_of_blocked_time():
+        if cpu_left <= 0 or _out_of_blocked_time(self.blocked, self.limits):
             refused = {"event": "refused", "reason": "cpu" if cpu_left <= 0 else "blocked"}
             wire.send(self.checker.control, wire.pack(refused))
             return
-        ours = self._program(files, min(cpu, cpu_left))
-        try:
-            assert self.program is not None
-            started = wire.pack({"event": "started", "pid": self.program.pid})
+        program, ours = self._start(files, min(cpu, cpu_left))
+        with contextlib.closing(ours):
+            started = wire.pack({"event": "started", "pid": program.pid})
             wire.send(self.checker.control, started, [ours.fileno()])
-        finally:
-            ours.close()
 
-    def _program(self, files: list[int], cpu: float) -> _socket.socket:
-        """Start the program; the checker's end of its channel."""
+    def _start(self, files: list[int], cpu: float) -> tuple[Process, _socket.socket]:
+        """The program in a new process, and the checker's end of its channel."""
         ours, theirs = _socket.socketpair()
         try:
             ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _SLICE)
             ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _SLICE)
             rpc = theirs.fileno()
-            self.begin(self.table.fork_program(self.files[0], rpc, files, self.limits, cpu))
+            process = self.table.fork_program(self.files[0], rpc, files, self.limits, cpu)
         finally:
             theirs.close()
-        return ours
+        self.program = process
+        self.blocked.start()
+        self.table.poller.register(process.handle, select.POLLIN)
+        return process, ours
 
     def _watch_checker(self) -> None:
         """Stop a checker that chokes on what the program returned."""
@@ -289,6 +223,26 @@ class CheckJob(WatchedJob):
         if used > self.allowance + _CHECKER_CPU:
             self.reason = "cpu"
             self.table.end_checker()
+
+
+def _exceeded(process: Process, blocked: BlockedClock, limits: dict[str, Any]) -> str | None:
+    """The limit that a process exceeds, if there is one."""
+    if kernel.cpu_seconds(process.pid) > process.cpu_limit:
+        return "cpu"
+    if _out_of_blocked_time(blocked, limits):
+        return "blocked"
+    if blocked.stopped > limits["blocked_per_program"]:
+        return "stopped"
+    wall = time.monotonic() - process.started
+    if not blocked.known and wall > process.cpu_limit * limits["wall_factor"]:
+        return "wall"  # no /proc: being blocked cannot be told from waiting for a core
+    if blocked.proc.threads(process.pid) > limits["threads"]:
+        return "threads"
+    return None
+
+
+def _out_of_blocked_time(blocked: BlockedClock, limits: dict[str, Any]) -> bool:
+    return bool(blocked.seconds > limits["blocked_per_program"])
 
 
 # What programs of the usual data sets import. Every module loaded here makes every fork dearer (a
@@ -337,10 +291,8 @@ class Server:
 
     def _run(self, packet: bytes, files: list[int]) -> dict[str, Any]:
         request = wire.unpack_known(packet)  # jobs differ in their files, hardly in anything else
-        if request["kind"] == "call":
-            return CallJob(self.table, request, files).run()
         checker = self.table.usable_checker(request["limits"])
-        job = CheckJob(self.table, request, files, checker)
+        job = Job(self.table, request, files, checker)
         report = job.run(packet)
         if job.done and request["pure"]:
             checker.jobs += 1

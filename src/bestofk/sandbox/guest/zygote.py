@@ -26,9 +26,9 @@ from . import checker, kernel, program, seccomp
 from . import confinement as confinements
 from .confinement import BOX, Confinement
 
-FUNCTIONS, STDIO, CALL, CHECKER = range(4)
+FUNCTIONS, STDIO, CHECKER = range(3)
 _loads, _enable_gc, _exit = marshal.loads, gc.enable, os._exit
-_RUNS = (program.run_functions, program.run_stdio, program.run_call, checker.run_checker)
+_RUNS = (program.run_functions, program.run_stdio, checker.run_checker)
 
 
 def order(what: int, output: int, bounds: Bounds) -> bytes:
@@ -66,7 +66,6 @@ class Zygote:
             gc.collect()
             gc.disable()
             gc.freeze()
-            start_fresh_pools()
             _serve(channel, locks)
 
     def fork(self, order: bytes, files: Sequence[int]) -> int:
@@ -211,13 +210,8 @@ def limit_server() -> None:
         resource.setrlimit(which, (0, 0))
 
 
-# ------------------------------------------------------ how memory lies, so that a copy is cheap
-# Each page that a program writes to, or finds code on, is a fault of one to three microseconds:
-# what every program touches has to lie together. Nothing here changes what a program can do or see.
+# ------------------------------------------------- where the code lies, so that a copy is cheap
 _HUGE = 2 << 20
-_POOL, _FIRST = 16 << 10, 48  # of Python's allocator: bytes of a pool, where its first block lies
-_MOST = 2048
-_filling: list[object] = []
 _READ_WRITE, _READ_EXECUTE, _PRIVATE_ANONYMOUS = 3, 5, 0x22
 _MADV_HUGEPAGE, _MREMAP_MAYMOVE_FIXED = 14, 3
 
@@ -277,18 +271,3 @@ def _move_to_huge_pages(start: int, end: int) -> None:
                 _libc.munmap(_at(got), _size(copy - got))
                 got, size = copy + size, got - copy  # what is left behind the copy
     _libc.munmap(_at(got), _size(size + _HUGE))
-
-
-def start_fresh_pools() -> None:
-    """Fill the holes in the allocator's pools, so that what a program makes first lies together.
-
-    To be called last: whatever is freed afterwards is a hole again. A size of which no fresh pool
-    comes up (another allocator) is given up.
-    """
-    for size in range(16, 513, 16):
-        for _ in range(_MOST):
-            number = len(_filling) << 34  # of two digits, as an integer of 32 bytes has
-            filler = object() if size == 16 else number if size == 32 else bytes(size - 33)
-            _filling.append(filler)
-            if id(filler) % _POOL == _FIRST:
-                break
