@@ -43,9 +43,8 @@ def test_the_sentence_says_what_the_numbers_show() -> None:
     text = sentence(doctored([0.1, 0.4, 0.2, 0.4], [0.9, 0.6, 0.88, 0.5]))
     assert text == (
         "Training for the mean raised pass@1 (10.0% → 40.0%) and lowered pass@64 (90.0% → 60.0%). "
-        "From the same start, with as many samples, at pass@64 max@8 ended above it (88.0%) and "
-        "Pass@8 Training ended below it (50.0%); at pass@1 max@8 ended below it (20.0%) and "
-        "Pass@8 Training ended level with it (40.0%)."
+        "With as many samples from the same start, max@8 reached 20.0% (lower) and 88.0% (higher), "
+        "Pass@8 Training reached 40.0% (no different) and 50.0% (lower)."
     )
     level = sentence(doctored([0.1, 0.4, 0.2, 0.25], [0.9, 0.9, 0.95, 0.95]))
     assert "and did not measurably move pass@64 (90.0% → 90.0%)" in level

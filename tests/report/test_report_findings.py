@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from bestofk.cli import main
-from bestofk.reports import evaluate, load, make
-from bestofk.reports.report_data import page_data, thin
+from bestofk.reports import evaluate, load, make, page_of
+from bestofk.reports.report_data import described, page_data, thin
 from bestofk.reports.training import progress
 from report_files import make_file, make_run, rollout, write_lines
 
@@ -191,6 +191,21 @@ def test_evaluations_are_called_by_their_split(tmp_path: Path) -> None:
     line = {"kind": "evaluation", "split": "test", "step": 5, "results": cell}
     source = dataclasses.replace(sources[0], metrics=(line,), config={"run.steps": 5})
     assert str(progress(source)).endswith("· test max@8 0.500 [0.40, 0.60]")
+
+
+def test_a_page_on_one_run_begins_with_its_course_and_keeps_its_colour(tmp_path: Path) -> None:
+    names = [str(make_run(tmp_path / name)) for name in "ab"]
+    for name in names:
+        text = 'objective = "max@8"\n[run]\nsteps = 5\n'
+        Path(name, "config.toml").write_text(text, encoding="utf-8")
+    alone, both = (page_of(load(each), resamples=400)[1] for each in (names[:1], names))
+    assert '"progress":["max@8 · step ' in alone
+    assert '"progress":[]' in both
+    (run,) = load(names[:1])
+    assert run.samples is not None
+    begun = dataclasses.replace(run.samples, metadata={"step": 0})  # its first evaluation
+    assert described(dataclasses.replace(run, samples=begun)) == "max@8"
+    assert described(dataclasses.replace(run, samples=begun, metrics=())) == "start"
 
 
 def test_settings_that_differ_come_first(tmp_path: Path) -> None:

@@ -89,31 +89,25 @@ def percentage(share: float) -> str:
 
 
 def sentence(results: Results) -> str:
-    """What this run shows, every verb and number of it computed."""
-    ends = results.pass_at_k[:, :, -1]
-    first, last = (f"pass@{KS[0]}", ends[..., 0]), (f"pass@{KS[-1]}", ends[..., -1])
-    return (
-        f"Training for the mean {_moved(*first)} and {_moved(*last)}. From the same start, with as "
-        f"many samples, {_ended(results.names, *last)}; {_ended(results.names, *first)}."
-    )
-
-
-def _moved(what: str, values: np.ndarray) -> str:
-    """'raised pass@1 (10.0% → 40.0%)': the run for the mean against the start."""
-    start, mean = values[:2]
+    """What this run shows at the first and the last k, every verb and number of it computed."""
+    start, mean, *others = np.moveaxis(results.pass_at_k[:, :, -1, [0, -1]], -1, 1)
     verbs = {"higher": "raised", "lower": "lowered", "no different": "did not measurably move"}
-    shares = f"{percentage(start.mean())} → {percentage(mean.mean())}"
-    return f"{verbs[compare(mean, start)]} {what} ({shares})"
-
-
-def _ended(names: Sequence[str], what: str, values: np.ndarray) -> str:
-    """'at pass@64 max@8 ended above it (88.0%) and …': the other runs against that for the mean."""
-    words = {"higher": "above it", "lower": "below it", "no different": "level with it"}
-    each = [
-        f"{name} ended {words[compare(run, values[1])]} ({percentage(run.mean())})"
-        for name, run in zip(names[2:], values[2:])
-    ]
-    return f"at {what} {' and '.join(each)}"
+    moved = (
+        f"{verbs[compare(after, before)]} pass@{k} "
+        f"({percentage(before.mean())} → {percentage(after.mean())})"
+        for k, before, after in zip((KS[0], KS[-1]), start, mean)
+    )
+    reached = (
+        f"{name} reached "
+        + " and ".join(
+            f"{percentage(run.mean())} ({compare(run, theirs)})" for run, theirs in zip(ends, mean)
+        )
+        for name, ends in zip(results.names[2:], others)
+    )
+    return (
+        f"Training for the mean {' and '.join(moved)}. With as many samples from the same start, "
+        f"{', '.join(reached)}."
+    )
 
 
 def conditions(results: Results) -> str:

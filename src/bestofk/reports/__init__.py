@@ -77,7 +77,8 @@ def page_of(
     heading = heading or default_title([source.name for source in sources])
     version = importlib.metadata.version("bestofk")
     data = page_data(findings, shown, title=heading, version=version, created=created)
-    data["progress"] = list(filter(None, map(progress, sources))) if live else []
+    head = sources if live or len(sources) == 1 else ()
+    data["progress"] = list(filter(None, map(progress, head)))
     return findings, render(data, title=heading, version=version, live=live)
 
 

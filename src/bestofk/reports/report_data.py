@@ -45,9 +45,9 @@ METHODS = (
     "problem, then over problems. No number is given for k above the number of scored samples.",
     "Unscored samples (the verifier broke, not the answer) are left out of n and counted; they are "
     "never zeros.",
-    "Intervals over problems speak of the population the problems were drawn from, by a bounded "
-    "bootstrap that keeps its width at 0 and 1. Intervals for these problems only are narrower: "
-    "they speak of drawing samples again.",
+    "Intervals over problems cover new problems of the same kind, by a bounded bootstrap that "
+    "keeps its width at 0 and 1. Intervals for these problems only are narrower: they cover "
+    "drawing their samples again.",
     "Differences are paired by problem; p-values and bands come from one test, corrected over k "
     "and over all pairs of runs in that metric (max-T by sign flips): p ≤ .05 exactly where the "
     "95% band excludes 0.",
@@ -109,9 +109,11 @@ def verdicts(findings: Findings) -> list[str]:
 
 
 def described(source: Source) -> str:
-    """What a run is known by: the start, its objective, or its name."""
+    """What a run is known by: the start, its objective, or its name. A run's folder is no start."""
     step = None if source.samples is None else source.samples.metadata.get("step")
-    return "start" if step == 0 else str(source.config.get("objective") or source.name)
+    if step == 0 and not source.metrics:
+        return "start"
+    return str(source.config.get("objective") or source.name)
 
 
 def run_facts(source: Source) -> dict[str, Any]:

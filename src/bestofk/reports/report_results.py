@@ -116,8 +116,8 @@ def default_threshold(runs: Sequence[Samples]) -> tuple[float | None, list[str]]
     if np.nanmin(rewards) >= 0 and np.nanmax(rewards) <= 1:
         return 1.0, []
     return None, [
-        f"Rewards reach from {np.nanmin(rewards):g} to {np.nanmax(rewards):g} and nobody said "
-        "which of them pass: pass@k is not shown (set --threshold)."
+        f"Rewards reach from {np.nanmin(rewards):g} to {np.nanmax(rewards):g} and no --threshold "
+        "says which of them pass: pass@k is not shown."
     ]
 
 

@@ -165,12 +165,12 @@ function guides(u, spec) {
     if (isNumber(mark.low)) {
       const from = u.valToPos(mark.low, "x", true),
         to = u.valToPos(mark.high, "x", true);
-      ctx.fillStyle = colour("--accent");
-      ctx.globalAlpha = 0.09;
+      ctx.fillStyle = colour("--soft");
+      ctx.globalAlpha = 0.12;
       ctx.fillRect(from, bbox.top, Math.max(to - from, ratio), bbox.height);
       ctx.globalAlpha = 1;
     }
-    ctx.strokeStyle = ctx.fillStyle = colour(mark.soft ? "--soft" : "--accent");
+    ctx.strokeStyle = ctx.fillStyle = colour("--soft");
     ctx.lineWidth = 1.25 * ratio;
     ctx.setLineDash([5 * ratio, 4 * ratio]);
     ctx.beginPath();
@@ -180,9 +180,8 @@ function guides(u, spec) {
     const right = x > bbox.left + bbox.width * 0.6;
     ctx.font = `600 ${11.5 * ratio}px ${colour("--sans")}`;
     ctx.textAlign = right ? "right" : "left";
-    ctx.textBaseline = mark.soft ? "bottom" : "top";
-    const y = mark.soft ? bbox.top + bbox.height - 4 * ratio : bbox.top + 3 * ratio;
-    ctx.fillText(mark.label, x + (right ? -6 : 6) * ratio, y);
+    ctx.textBaseline = "top";
+    ctx.fillText(mark.label, x + (right ? -6 : 6) * ratio, bbox.top + 3 * ratio);
   }
   ctx.restore();
 }

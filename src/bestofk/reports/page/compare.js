@@ -129,7 +129,7 @@ function differences() {
   return section(
     "difference",
     "Difference",
-    "The same problems, one run minus the other: what is common to both cancels, so this sees what two separate curves hide.",
+    "One run minus the other on the same problems. What the problems add to both cancels, so smaller differences become visible.",
     options.length > 1 && el("div", { class: "controls" }, chooser("Compare", options, 0, show)),
     host,
   );

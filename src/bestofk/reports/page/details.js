@@ -53,7 +53,7 @@ function trainingFigure(metric) {
   const head = ["step", ...metric.curves.map((c) => letter(c.run))];
   const table = () =>
     dataTable(head, steps.map(row), { scroll: "scroll tall", caption: `${metric.label} by step` });
-  const facts = `${metric.facts} · ${perRun(metric.curves, (c) => count(c.step.length))} ${points ? "evaluations" : "steps"}`;
+  const facts = `${metric.facts} · ${perRun(metric.curves, (c) => plural(c.step.length, points ? "evaluation" : "step"))}`;
   return figure(metric.label, {
     runs: metric.curves.map((c) => c.run),
     chart: chart.host,
@@ -66,7 +66,8 @@ function trainingFigure(metric) {
 function evaluationFigure(curves) {
   const split = UNIQUE(curves.map((c) => c.split)).join(" and ");
   const metric = UNIQUE(curves.map((c) => c.metric)).join(" and ");
-  const name = `${split[0].toUpperCase()}${split.slice(1)} ${metric}`;
+  const isBoth = curves.some((c) => c.when === "first");
+  const name = `${split[0].toUpperCase()}${split.slice(1)} ${metric}${isBoth ? " before and after training" : ""}`;
   const series = curves.map((c) => ({
     run: c.run,
     x: c.k,
@@ -78,7 +79,7 @@ function evaluationFigure(curves) {
     prefix: `step ${count(c.step)}: `,
   }));
   const chart = lineChart({
-    title: `${name} before and after training`,
+    title: name,
     xLabel: "k (log scale)",
     xName: "k",
     yLabel: metric,
@@ -94,13 +95,13 @@ function evaluationFigure(curves) {
     `${perRun(curves, (c) => count(c.problems))} problems`,
     seedsOf(UNIQUE(curves.map((c) => c.run))),
   ].join(" · ");
-  return figure(`${name} before and after training`, {
+  return figure(name, {
     wide: true,
     runs: UNIQUE(curves.map((c) => c.run)),
     chart: chart.host,
     facts,
     table,
-    caption: "Dotted: the first evaluation. Solid, with 95% intervals over problems: the last one.",
+    caption: `${isBoth ? "Dotted: the first evaluation. Solid: the last one, with" : "With"} 95% intervals over problems.`,
   });
 }
 
@@ -109,7 +110,7 @@ function training() {
   return section(
     "training",
     "Training",
-    "A group carries no signal when all its advantages are zero; when that share rises, steps are spent on nothing. Falling entropy is the price to watch.",
+    "A group without signal has advantages of zero only: nothing is learned from it. Falling entropy means that the samples become alike.",
     DATA.evaluations.length > 0 && el("div", { class: "figures" }, evaluationFigure(DATA.evaluations)),
     el("div", { class: "figures small" }, DATA.training.map(trainingFigure)),
   );
@@ -136,7 +137,7 @@ function settings() {
     settingsTable(rows, runs, "Every recorded setting, those that differ first"),
   );
   const lead =
-    runs.length > 1 ? "Where the runs differ in what was asked of them." : "What was asked of the run.";
+    runs.length > 1 ? "The settings in which the runs differ." : "The settings of the run.";
   return section(
     "settings",
     "Settings",

@@ -10,7 +10,7 @@ const bestOf = (g, k) => g.best.filter(([depth]) => depth <= k).at(-1);
 
 function textBox(part, label) {
   const attributes = { class: "text", dir: "auto", tabindex: "0", role: "region" };
-  const body = el("pre", { ...attributes, "aria-label": label }, textNodes(part.t));
+  const body = el("pre", { ...attributes, "aria-label": label }, textNodes(part.t || "(empty)"));
   if (part.cut) {
     const all = part.t.length + part.e.length + part.cut;
     const left = `… ${count(part.cut)} of ${count(all)} characters are left out here …`;

@@ -211,7 +211,7 @@ function turnsFigure(curves) {
     runs: UNIQUE(curves.map((c) => c.run)),
     chart: chart.host,
     caption:
-      "The best of k trajectories of at most T turns. A longer one counts as failed: nobody knows what it would have been paid there.",
+      "The best of k trajectories of at most T turns. A longer one counts as failed, because its reward after T turns is not known.",
     facts: curveFacts(curves, BANDS[0].said),
     table: () => curveTable(curves, title, name),
   });
@@ -283,7 +283,7 @@ function coverage() {
     el(
       "p",
       { class: "soft" },
-      "What drawing k samples and keeping the best is worth. The shaded intervals over problems speak of other problems of this kind; those for these problems only speak of drawing again.",
+      "The reward of drawing k samples and keeping the best. Intervals over problems cover new problems of the same kind; those for these problems only cover drawing their samples again.",
     ),
     notices(notes),
   );
