@@ -27,7 +27,7 @@ from adapters.trl_runs import (
 )
 from bestofk.adapters.trl import BestOfKMixin, BestOfKTrainer
 from bestofk.adapters.trl.grpo_rows import log_ratios
-from bestofk.adapters.trl.grpo_settings import check_floor
+from bestofk.adapters.trl.grpo_settings import check_scaler
 from bestofk.learning import Learner, Optimizer
 from bestofk.models import load
 from bestofk.objectives import ObjectiveWarning, effective_share
@@ -319,11 +319,11 @@ def test_a_host_that_replays_rows_is_an_error(tmp_path):
 
 
 def test_images_are_an_error_that_names_the_setting():
-    from bestofk.adapters.trl.grpo_rows import keep_rewards
+    from bestofk.adapters.trl.grpo_rows import score_rows
 
-    output = {"advantages": torch.zeros(2), "pixel_values": torch.zeros(2, 3)}
+    rows = {"advantages": torch.zeros(2), "pixel_values": torch.zeros(2, 3)}
     with pytest.raises(ValueError, match="num_iterations or steps_per_generation above one"):
-        keep_rewards(output, torch.zeros(2), torch.ones(2).bool())
+        score_rows(None, rows)
 
 
 def state_of(optimiser):
@@ -374,7 +374,7 @@ def test_a_floor_of_zero_never_ends_inner_steps(tmp_path):
     run = trainer(tmp_path, Judge(), named=named, num_iterations=3, max_steps=3, **options)
     run.train()
     assert [line["inner_steps_ended"] for line in logged(run)] == [0, 0, 0]
-    with pytest.raises(ValueError, match=r"ess_floor is a share .* got 1.5"):
+    with pytest.raises(ValueError, match=r"ess_floor=1.5 is a share of"):
         trainer(tmp_path, Judge(), named={"ess_floor": 1.5}, num_iterations=3)
 
 
@@ -400,8 +400,8 @@ def test_the_first_step_is_taken_and_a_batch_that_starts_below_the_floor_is_name
 def test_a_gradient_scaler_cannot_end_inner_steps():
     scaled = SimpleNamespace(fp16=True)
     with pytest.raises(ValueError, match=r"fp16=True.*ess_floor=0.5.*bf16=True"):
-        check_floor(0.5, scaled, several_steps=True)
-    check_floor(0.5, scaled, several_steps=False)
+        check_scaler(0.5, scaled)
+    check_scaler(0.0, scaled)
 
 
 def test_resuming_inside_a_generation_batch_is_said(tmp_path):

@@ -161,8 +161,12 @@ def test_a_reward_function_that_is_the_scorer_chooses_and_does_not_pay(tmp_path)
 def test_a_scorer_is_one_of_several_reward_functions(tmp_path):
     with pytest.raises(ValueError, match="unknown scorer 'choose'; did you mean 'chooses'"):
         trainer(tmp_path, list(named_judges()), "select@4", named={"scorer": "choose"})
-    with pytest.raises(ValueError, match="scorer='pays' is the only reward function: add one"):
+    with pytest.raises(ValueError, match="no reward function pays: add one"):
         trainer(tmp_path, named_judges()[0], "select@4", named={"scorer": "pays"})
+    with pytest.raises(ValueError, match="no reward function pays: add one, or give one a weight"):
+        trainer(tmp_path, Judge(), reward_weights=[0.0])
+    with pytest.raises(ValueError, match="scorer='pays' names several reward functions: rename"):
+        trainer(tmp_path, [named_judges()[0]] * 2, "select@4", named={"scorer": "pays"})
 
 
 def test_a_function_that_fails_on_some_siblings_leaves_them_unscored():

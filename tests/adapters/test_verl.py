@@ -1,7 +1,7 @@
 """The plug-in inside the real verl: its own config, its own compute_advantage, its own padding."""
 
-import inspect
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,14 +17,12 @@ from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer.ppo.v1 import utils as v1
+from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 
 import bestofk
 from adapters import verl_native as native
 from bestofk.adapters.verl.ppo_settings import chosen
-from bestofk.adapters.verl.ppo_trainer import INPUTS
-from bestofk.adapters.verl.rollout_rows import scores_of
 from bestofk.adapters.verl.self_check import check
 from bestofk.objectives import DroppedGroups
 
@@ -129,14 +127,9 @@ def test_a_named_score_of_the_reward_chooses_and_the_reward_pays():
     rewards, shown = [1.0, 0.0, 0.5, 0.25, 0.75], [0.0, 2.0, 2.0, 1.0, None]
     data, keys, session = several_rows([1, 2, 1, 1, 1, 1], [*rewards, 0.0], ["a"] * 5 + [PAD])
     extra = [{"reward_extra_info": {"score": 0.0, "shown": [*shown, 9.0][i]}} for i in session]
-    scorer = "+algorithm.bestofk.scorer=shown"
-    token = INPUTS.set({"scores": scores_of(extra, "shown")})
-    try:
-        found = v1.compute_advantage_for_multi_trajectories(
-            data, keys, "bestofk", config=algorithm("select@2", scorer)
-        ).batch["advantages"][:, 0]
-    finally:
-        INPUTS.reset(token)
+    settings = ["algorithm.adv_estimator=bestofk", "+algorithm.bestofk.objective=select@2"]
+    settings.append("+algorithm.bestofk.scorer=shown")
+    found = through_the_trainer(data, keys, *settings, extra_fields=extra)
     once = bestofk.advantages(rewards[:4], "select@2", scores=shown[:4]) * len(keys) / 4
     np.testing.assert_allclose(found, np.append(once, [0.0, 0.0])[session])
 
@@ -174,43 +167,67 @@ def several_rows(parts, rewards, uids, seed=0):
     return data, [row[1] for row in rows], np.array([row[3] for row in rows])
 
 
+SETTINGS = ["algorithm.adv_estimator=bestofk", "+algorithm.bestofk.objective=max@2"]
+
+
+def through_the_trainer(data, keys, *settings, compute=None, **fields):
+    """One number per row, from the method of verl's trainer; its queue is in memory here."""
+    nested = {"response_mask": data.batch["response_mask"],
+              "rm_scores": data.batch["token_level_rewards"]}  # fmt: skip
+    fields |= {name: torch.nested.as_nested_tensor(list(each), layout=torch.jagged)
+               for name, each in nested.items()}  # fmt: skip
+    fields["uid"] = data.non_tensor_batch["uid"].tolist()
+    written = {}
+    queue = SimpleNamespace(
+        kv_batch_get=lambda select_fields, **_: tu.get_tensordict(dict(fields)),
+        kv_batch_put=lambda fields, **_: written.update(fields),
+    )
+    config = native.composed(*(settings or SETTINGS))
+    trainer = SimpleNamespace(config=config, global_steps=1, total_training_steps=2)
+    batch = Batch(keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_base, "tq", queue)
+        (compute or trainer_base.PPOTrainer._compute_advantage)(trainer, batch, {})
+    rows = np.array([row.tolist() for row in written["advantages"].unbind()])
+    assert (rows == rows[:, :1]).all()
+    return rows[:, 0]
+
+
+class Batch(list):
+    """What verl's trainer knows of a batch: its keys."""
+
+    def __init__(self, keys):
+        super().__init__(keys)
+        self.keys, self.partition_id = keys, "train"
+
+
 @given(parts=st.lists(st.integers(1, 4), min_size=7, max_size=7), seed=st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
 def test_a_rollout_of_several_rows_is_one_sample(parts, seed):
     rewards, uids = [1.0, 0.0, 0.0, 0.3, 0.9, 0.9, 0.1], ["a"] * 4 + ["b"] * 3
     data, keys, session = several_rows(parts, rewards, uids, seed)
-    found = v1.compute_advantage_for_multi_trajectories(
-        data, batch_keys=keys, adv_estimator="bestofk", config=algorithm()
-    )
+    found = through_the_trainer(data, keys)
     once = bestofk.advantages(rewards, "max@2", groups=np.array(uids))
     once *= sum(parts) / (2 * np.array([4] * 4 + [3] * 3))  # verl's loss divides by all rows
-    np.testing.assert_allclose(found.batch["advantages"][:, 0], once[session])
-    assert set(found.non_tensor_batch["uid"]) == {"a", "b"}  # as it was, for what comes after
+    np.testing.assert_allclose(found, once[session])
 
 
 def test_the_last_row_of_a_rollout_is_the_one_that_is_scored():
     data, keys, session = several_rows([2, 2, 2], [1.0, 0.0, 0.0], ["a"] * 3, seed=1)
     first = torch.tensor([key.endswith("_0") for key in keys])
     data.batch["token_level_rewards"][first] = 0.7
-    found = v1.compute_advantage_for_multi_trajectories(
-        data, batch_keys=keys, adv_estimator="bestofk", config=algorithm()
-    )
+    found = through_the_trainer(data, keys)
     wanted = np.array([2, -1, -1]) * 6 / 3  # six rows, three rollouts
-    np.testing.assert_allclose(found.batch["advantages"][:, 1], wanted[session])
+    np.testing.assert_allclose(found, wanted[session])
 
 
-def test_the_trainer_calls_the_function_that_names_rollouts_and_others_keep_theirs():
-    assert trainer_base.compute_advantage_for_multi_trajectories is (
-        v1.compute_advantage_for_multi_trajectories
-    )
-    own = inspect.unwrap(v1.compute_advantage_for_multi_trajectories)
-    assert own is not v1.compute_advantage_for_multi_trajectories
+def test_other_estimators_keep_their_advantages():
     data, keys, _ = several_rows([2, 1, 3], [1.0, 0.0, 0.5], ["a"] * 3)
-    again, _, _ = several_rows([2, 1, 3], [1.0, 0.0, 0.5], ["a"] * 3)
     for name in ("grpo", "rloo"):
-        found = v1.compute_advantage_for_multi_trajectories(data, keys, name, config=None)
-        kept = own(again, keys, name, config=None)
-        assert torch.equal(found.batch["advantages"], kept.batch["advantages"])
+        settings = [f"algorithm.adv_estimator={name}", "+algorithm.bestofk.passing=1.0"]
+        found = through_the_trainer(data, keys, *settings)
+        own = trainer_base.PPOTrainer._compute_advantage.__wrapped__
+        assert np.array_equal(found, through_the_trainer(data, keys, *settings, compute=own))
 
 
 def test_two_runs_of_a_random_design_agree_under_torchs_seed():

@@ -364,7 +364,8 @@ def test_a_schedule_follows_verls_steps():
         trainer = SimpleNamespace(global_steps=step, total_training_steps=4, config=config)
         assert progress_of(trainer) == (step - 1) / 4
         wanted = bestofk.advantages(rewards.numpy(), text)
-        np.testing.assert_allclose(compute(trainer, data)[:, 0], wanted, rtol=1e-6)
+        batch = SimpleNamespace(keys=[f"a_{i}_0" for i in range(4)])
+        np.testing.assert_allclose(compute(trainer, batch)[:, 0], wanted, rtol=1e-6)
     with pytest.raises(ValueError, match="progress= is needed"):
         native.advantages(data, config.algorithm)
 

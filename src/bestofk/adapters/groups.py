@@ -62,10 +62,14 @@ def group_advantages(
         counts = counts & as_numpy(live).astype(bool)
     ids = np.unique(as_numpy(group_ids), return_inverse=True)[1]
     sizes = np.bincount(ids[counts], minlength=len(ids))
-    smallest = max(term.least for term in chosen.at(inputs.get("progress")))
-    groups = max(int((sizes >= smallest).sum()), 1)
+    groups = max(int((sizes >= smallest_group(chosen, inputs.get("progress"))).sum()), 1)
     share = (rows or len(ids)) / (groups * np.maximum(sizes[ids], 1))
     return restore(advantages * constant(share, advantages))
+
+
+def smallest_group(objective: Objective, progress: float | None) -> int:
+    """The live samples that a prompt needs at a share of the run; with fewer it is dropped."""
+    return max(term.least for term in objective.at(progress))
 
 
 def best_of_k_metrics(

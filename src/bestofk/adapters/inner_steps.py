@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,16 @@ def check_inputs(
         raise ValueError(f"objective {objective} needs scores that choose a sample: {way_out}")
 
 
+def check_floor(floor: Any, setting: str) -> float:
+    """The effective share below which the inner steps on a batch end; raises if it is none."""
+    if not isinstance(floor, int | float) or not 0 <= floor <= 1:
+        raise ValueError(
+            f"{setting}={floor!r} is a share of the samples, in [0, 1]; 0 never ends the inner "
+            "steps on a batch"
+        )
+    return float(floor)
+
+
 def needs_sibling_ratios(objective: Objective) -> bool:
     """Whether fresh samples' advantages need the ratios of all siblings once the policy has moved.
 
@@ -65,11 +76,8 @@ def advantages_of_step(
     """The advantages of an optimiser step, and how far the policy has moved.
 
     Args:
-        objective: what is trained for.
         make: makes the advantages, of the shape of `log_ratio`, by an objective.
         log_ratio: log π_θ − log π_old of each completion.
-        live: whether a completion counts.
-        progress: share of the run done.
         samples: completions per prompt.
 
     Returns:
@@ -94,11 +102,6 @@ def warn_first_step(share: float, floor: float, setting: str) -> None:
 
     Its first step is taken all the same: the policy has not moved, so this is the noise of scoring
     the same completions twice (bf16 over many tokens), and later steps will end at once.
-
-    Args:
-        share: the effective share of the first step's samples.
-        floor: below which inner steps end.
-        setting: how the host calls the floor.
     """
     if share < floor:
         warnings.warn(

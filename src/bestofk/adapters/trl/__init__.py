@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -22,43 +23,44 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from bestofk.adapters.inner_steps import check_inputs, check_version, warn_first_step
+from bestofk.adapters.groups import smallest_group
+from bestofk.adapters.inner_steps import (
+    check_floor,
+    check_inputs,
+    check_version,
+    warn_first_step,
+)
 from bestofk.objectives import Objective, ObjectiveWarning, has_signal
 
 from .grpo_rows import (
+    REWARDS,
     SCORES,
     BestOfKLog,
     InnerStepsEnded,
+    by_group,
     check_prompts,
     check_rows,
     combined,
     for_loss,
     in_loss,
-    keep_rewards,
     log_best_of_k,
     mean_entropy,
     progress_of,
     renew_advantages,
     replace_last,
-    shared,
 )
 from .grpo_settings import (
     NAME_SCORER,
     as_objective,
     check_data,
-    check_floor,
     check_model,
+    check_scaler,
     check_trainer,
     exact_steps,
     prepared,
     scorer_column,
 )
-from .replies import (
-    RolloutsWithReplies,
-    conversations,
-    let_play,
-    take_environments,
-)
+from .replies import RolloutsWithReplies, any_template, conversations, take_rollouts
 
 __all__ = ["BestOfKMixin", "BestOfKTrainer", "RolloutsWithReplies", "log_best_of_k"]
 
@@ -127,21 +129,24 @@ class BestOfKMixin(_Host):
         )
         args = prepared(self.training_objective, GRPOConfig() if args is None else args, loss_type)
         self.exact_steps = exact_steps(self.training_objective, args)
-        check_floor(ess_floor, args, several_steps=self.exact_steps)
-        self.ess_floor = ess_floor
+        self.ess_floor = check_floor(ess_floor, "ess_floor")
+        if self.exact_steps:
+            check_scaler(self.ess_floor, args)
         cautions = check_trainer(type(self), BestOfKMixin, several_steps=self.exact_steps)
         theirs = inspect.signature(GRPOTrainer.__init__)
         by_name = theirs.bind_partial(self, model, reward_funcs, args, *by_place).arguments
         del by_name["self"]
         arguments = dict(**by_name, **named)  # a name given twice is an error
         cautions += check_data(arguments)
-        played = take_environments(arguments, args)
-        super().__init__(**arguments)
-        if played is not None:
-            let_play(self, *played)
+        rollouts = take_rollouts(arguments)
+        with any_template() if rollouts else nullcontext():
+            super().__init__(**arguments)
+        self.rollout_func = rollouts or self.rollout_func
         self._scorer = scorer_column(scorer, self.reward_func_names)
         if self._scorer is not None:
             self.reward_weights[self._scorer] = 0.0
+        if not self.reward_weights.any():
+            raise ValueError("no reward function pays: add one, or give one a weight other than 0")
         cautions += check_model(self.model, several_steps=self.exact_steps)
         for caution in cautions:
             if args.process_index == 0:
@@ -174,32 +179,27 @@ class BestOfKMixin(_Host):
             output[SCORES] = columns[own, self._scorer]
             further["scores"] = columns[:, self._scorer].cpu().reshape(-1, n)
             rewards = rewards.masked_fill(further["scores"].isnan(), torch.nan)
-        live = self._live(rewards, output)
-        advantages = self._advantages(rewards, live, output, metrics, **further).reshape(-1)
+        trained = rewards
+        if self.mask_truncated_completions:  # TRL leaves them out of its loss
+            kept = self.accelerator.gather(in_loss(output).any(dim=1)).cpu()
+            trained = rewards.where(kept.reshape(rewards.shape), torch.nan)
+        advantages = self._advantages(trained, output, metrics, **further).reshape(-1)
         output["advantages"] = advantages[own].to(theirs)
         if self.exact_steps and mode == "train":
-            keep_rewards(output, rewards.reshape(-1)[own], live.reshape(-1)[own])
+            output[REWARDS] = trained.reshape(-1)[own].to(theirs.device)
         replace_last(self._logs["advantages"], advantages.tolist())
         self._best_of_k.add(metrics, rewards)
         silent = ~has_signal(advantages.reshape(-1, n))
         metrics["no_signal"].extend(silent.float().tolist())
         return output
 
-    def _live(self, rewards: Tensor, output: dict[str, Any]) -> Tensor:
-        """(P, n): False for a row that is unscored, or that TRL leaves out of the loss."""
-        live = ~rewards.isnan()
-        if self.mask_truncated_completions:
-            trained = self.accelerator.gather(in_loss(output).any(dim=1))
-            live &= trained.cpu().reshape(rewards.shape)
-        return live
-
     def _advantages(
-        self, rewards: Tensor, live: Tensor, output: dict[str, Any], metrics: Any, **inputs: Any
+        self, rewards: Tensor, output: dict[str, Any], metrics: Any, **inputs: Any
     ) -> Tensor:
         """(P, n): the objective's advantages of samples that were just drawn."""
         objective, state = self.training_objective, self.state
         inputs["progress"] = progress_of(state)
-        smallest = max(term.least for term in objective.at(inputs["progress"]))
+        smallest = smallest_group(objective, inputs["progress"])
         if rewards.shape[-1] < smallest and not self.model.training:
             return torch.zeros_like(rewards)  # an evaluation with fewer samples: metrics only
         if "rng" in objective.needs:
@@ -209,9 +209,9 @@ class BestOfKMixin(_Host):
             inputs["entropy"] = mean_entropy(self, output).cpu().reshape(rewards.shape)
         if self.exact_steps:
             inputs["log_ratio"] = torch.zeros_like(rewards)
-        advantages, large_enough = shared(objective, rewards, live, **inputs)
-        metrics["dropped"].extend((~large_enough).float().flatten().tolist())
-        return advantages
+        too_small = (~rewards.isnan()).sum(dim=1) < smallest
+        metrics["dropped"].extend(too_small.float().tolist())
+        return by_group(objective, rewards, **inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """As TRL does it; for several exact steps without its shuffling, which splits groups."""

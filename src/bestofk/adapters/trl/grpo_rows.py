@@ -33,21 +33,19 @@ def check_rows(columns: Tensor | None, judged: Any, output: dict[str, Any], rank
     Raises:
         RuntimeError: the host dropped, repeated, reordered or replaced rows (a replay buffer).
     """
-    rows = output["completion_ids"]
-    if columns is None or len(columns) != len(rows) * ranks:
+    rows = output["completion_ids"].tolist()
+    if (
+        columns is None
+        or len(columns) != len(rows) * ranks
+        or any(row[: len(ids)] != list(ids) for row, ids in zip(rows, judged, strict=True))
+    ):
         got = "no rewards" if columns is None else f"{len(columns)} rewards"
         raise RuntimeError(
-            f"the host trainer made {got} for {len(rows)} rows on each of {ranks} processes: one "
-            "reward per row is needed to know the groups, so a trainer that drops or repeats rows "
-            "cannot be used"
+            f"the batch is not the completions that were scored, in their order ({got} for "
+            f"{len(rows)} rows on each of {ranks} processes): a host trainer that drops, repeats, "
+            "reorders or replays rows cannot be used, since their advantages would be those of "
+            "other rows"
         )
-    for place, (row, ids) in enumerate(zip(rows.tolist(), judged, strict=True)):
-        if row[: len(ids)] != list(ids):
-            raise RuntimeError(
-                f"row {place} of the batch is not the completion that was scored as row {place}: a "
-                "host trainer that reorders or replays rows cannot be used, since their advantages "
-                "would be those of other rows"
-            )
     return columns
 
 
@@ -96,24 +94,23 @@ def in_loss(output: dict[str, Any]) -> Tensor:
     return mask * output["tool_mask"] if "tool_mask" in output else mask
 
 
-def shared(
-    objective: Objective, rewards: Tensor, live: Tensor, **inputs: Any
-) -> tuple[Tensor, Tensor]:
-    """Advantages (P, n) whose mean over all rows is the mean over prompts; which prompts count.
-
-    TRL's loss divides by all rows. A row that is not live leaves its share to its siblings, and a
-    group that is too small to the other groups.
-    """
-    smallest = max(term.least for term in objective.at(inputs.get("progress")))
+def by_group(objective: Objective, rewards: Tensor, **inputs: Any) -> Tensor:
+    """Advantages (P, n) for TRL's loss, which divides by all rows: see `group_advantages`."""
     ids = torch.arange(len(rewards)).repeat_interleave(rewards.shape[1])
-    by_row: Any = {name: value.reshape(-1) if isinstance(value, Tensor) else value
-              for name, value in inputs.items()}  # fmt: skip
-    flat = group_advantages(rewards.reshape(-1), ids, objective, live=live.reshape(-1), **by_row)
-    return flat.reshape(rewards.shape), live.sum(dim=1, keepdim=True) >= smallest
+    flat: Any = {name: value.reshape(-1) if isinstance(value, Tensor) else value
+                 for name, value in inputs.items()}  # fmt: skip
+    made: Tensor = group_advantages(rewards.reshape(-1), ids, objective, **flat)
+    return made.reshape(rewards.shape)
 
 
 def score_rows(trainer: Any, rows: dict[str, Any], **named: Any) -> tuple[Any, ...]:
     """TRL's per-token log-probs of the completions (and entropies) under the current weights."""
+    if any(rows.get(name) is not None for name in ("pixel_values", "num_images")):
+        raise ValueError(
+            "images: the completions cannot be scored again, as num_iterations or "
+            "steps_per_generation above one step per batch and objectives of entropy need; take "
+            "one optimiser step per batch (num_iterations=1, steps_per_generation left out)"
+        )
     names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
     prompt, completion, before, after = (rows[name] for name in names)
     result: tuple[Any, ...] = trainer._get_per_token_logps_and_entropies(
@@ -126,10 +123,6 @@ def score_rows(trainer: Any, rows: dict[str, Any], **named: Any) -> tuple[Any, .
 @torch.no_grad()
 def mean_entropy(trainer: Any, output: dict[str, Any]) -> Tensor:
     """Mean entropy over the tokens of each completion, of all processes."""
-    if "pixel_values" in output:
-        raise ValueError(
-            f"objective {trainer.training_objective} looks at entropy: text models only"
-        )
     spread, mask = score_rows(trainer, output, compute_entropy=True)[1], in_loss(output)
     mean: Tensor = trainer.accelerator.gather((spread * mask).sum(1) / mask.sum(1).clamp(min=1))
     return mean
@@ -147,12 +140,7 @@ class BestOfKLog:
         self.groups: dict[int, list[list[float]]] = {}
 
     def add(self, metrics: Any, rewards: Tensor) -> None:
-        """Write into TRL's metrics of this mode, which it empties when it logs.
-
-        Args:
-            metrics: TRL's, name → list of values.
-            rewards: (P, n) of this batch.
-        """
+        """Write figures of rewards (P, n) into TRL's metrics, which it empties when it logs."""
         if "unscored" not in metrics:
             self.groups[id(metrics)] = []
         pool = self.groups[id(metrics)]
@@ -199,22 +187,6 @@ def progress_of(state: Any) -> float:
     return min(float(state.global_step / max(state.max_steps, 1)), 1.0)
 
 
-def keep_rewards(output: dict[str, Any], rewards: Tensor, live: Tensor) -> None:
-    """Let each row carry its reward (NaN where it is not live) to the optimiser steps.
-
-    Args:
-        output: the rows of this process, as TRL made them.
-        rewards, live: of the same rows.
-    """
-    if any(output.get(name) is not None for name in ("pixel_values", "num_images")):
-        raise ValueError(
-            "num_iterations or steps_per_generation above one step per batch: images have no exact "
-            "off-policy advantages here yet; take one optimiser step per batch (num_iterations=1, "
-            "steps_per_generation left out)"
-        )
-    output[REWARDS] = rewards.masked_fill(~live, torch.nan).to(output["advantages"].device)
-
-
 def for_loss(batch: dict[str, Any]) -> dict[str, Any]:
     """The micro-batch without π_old: TRL's ratio is then 1 and its gradient A ∇log π."""
     return {name: value for name, value in batch.items() if name not in (REWARDS, SCORES, OLD)}
@@ -231,14 +203,13 @@ def renew_advantages(trainer: Any, batches: Sequence[dict[str, Any]]) -> float:
     mine = torch.stack([log_ratios(trainer, batches), *columns], dim=-1)
     everyone = trainer.accelerator.gather(mine).cpu().unflatten(0, (-1, trainer.num_generations))
     log_ratio, rewards, *scores = everyone.unbind(dim=-1)
-    live = ~rewards.isnan()
     inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": progress_of(trainer.state)}
     inputs |= zip(["scores"], scores)
     advantages, result = advantages_of_step(
         trainer.training_objective,
-        lambda objective: shared(objective, rewards, live, **inputs)[0],
+        lambda objective: by_group(objective, rewards, **inputs),
         log_ratio,
-        live,
+        ~rewards.isnan(),
         inputs["progress"],
         trainer.num_generations,
     )

@@ -59,8 +59,8 @@ def scorer_column(scorer: str | None, reward_functions: Sequence[str]) -> int | 
         return None
     if scorer not in reward_functions:
         raise unknown("scorer", scorer, reward_functions)
-    if len(reward_functions) == 1:
-        raise ValueError(f"scorer={scorer!r} is the only reward function: add one that pays")
+    if reward_functions.count(scorer) > 1:
+        raise ValueError(f"scorer={scorer!r} names several reward functions: rename one of them")
     return reward_functions.index(scorer)
 
 
@@ -76,12 +76,6 @@ def as_objective(chosen: str | Objective | None) -> Objective:
 
 def prepared(objective: Objective, args: Any, loss_type: str | None) -> Any:
     """A copy of the GRPOConfig under which TRL trains this objective.
-
-    Args:
-        objective: what is trained for.
-        args: the user's config; it is not changed.
-        loss_type: overrides TRL's option of that name. None replaces TRL's default by the unbiased
-            one, and keeps any other value of `args`.
 
     Raises:
         ValueError: a setting would make the update something else than the objective's gradient.
@@ -219,11 +213,9 @@ def _biasing(objective: Objective, args: Any) -> Iterator[str]:
         )
 
 
-def check_floor(ess_floor: float, args: Any, *, several_steps: bool) -> None:
+def check_scaler(ess_floor: float, args: Any) -> None:
     """Raise where the inner steps on a batch cannot end below this effective share."""
-    if not 0 <= ess_floor <= 1:
-        raise ValueError(f"ess_floor is a share of the samples, in [0, 1], got {ess_floor}")
-    if several_steps and ess_floor and args.fp16:
+    if ess_floor and args.fp16:
         raise ValueError(
             "fp16=True: its gradient scaler does not accept an optimiser step without gradients, "
             f"so inner steps cannot end at ess_floor={ess_floor}: use bf16=True, or pass "

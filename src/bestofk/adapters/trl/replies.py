@@ -6,12 +6,14 @@ tools. What is played in between is the same code as in `bestofk.train`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
 import torch
+from trl.trainer import grpo_trainer
 
 from bestofk.adapters.inner_steps import check_version
 from bestofk.environments.author_class import AT_ONCE, as_environment, tools_of
@@ -85,70 +87,41 @@ def longest_after(trainer: Any, start: list[int]) -> int:
     return int(min(trainer.max_completion_length or places, places - len(start)))
 
 
-def called_environments(factory: Any, tools: Any) -> list[Any]:
-    """An instance of each environment of a factory, where they are called; else none.
+def take_rollouts(arguments: dict[str, Any]) -> Any:
+    """Take the rollout_func that plays called environments out of a trainer's arguments, by default
+    ours; None where no environment is called.
 
     Raises:
         ValueError: some are called and some have tools.
     """
-    made = [make() for make in (factory.values() if isinstance(factory, Mapping) else [factory])]
+    factory, tools = arguments.get("environment_factory"), arguments.get("tools") or ()
+    makers = factory.values() if isinstance(factory, Mapping) else [factory] if factory else []
+    made = [make() for make in makers]
     called = [type(each).__name__ for each in made if callable(each)]
     if not called:
-        return []
+        return None
     as_environment(factory)  # its signature
     names = [name for each in made for name in tools_of(each)]
-    names += [getattr(tool, "__name__", str(tool)) for tool in tools or ()]
+    names += [getattr(tool, "__name__", str(tool)) for tool in tools]
     if names or len(called) < len(made):
         other = f"tools ({', '.join(names)})" if names else "environments that are not called"
         raise ValueError(
             f"environment {called[0]} is called with the model's text, and there are {other} "
             "beside it: a trainer of TRL plays one kind; take them apart, or use bestofk.train"
         )
-    return made
+    return arguments.pop("rollout_func", None) or RolloutsWithReplies()
 
 
-def take_environments(arguments: dict[str, Any], args: Any) -> tuple[Any, Any] | None:
-    """Take environments that are called, and their rollout_func, out of a trainer's arguments;
-    their rewards join those of `arguments` and `args`. None where no environment is called."""
-    factory = arguments.get("environment_factory")
-    called = called_environments(factory, arguments.get("tools")) if factory else []
-    if not called:
-        return None
-    rewards, own = arguments.get("reward_funcs") or [], own_rewards(called)
-    rewards = rewards if isinstance(rewards, list) else [rewards]
-    if args.reward_weights is not None:
-        args.reward_weights = [*args.reward_weights, *(1.0 for _ in own)]
-    rollouts = arguments.get("rollout_func") or RolloutsWithReplies()
-    del arguments["environment_factory"]
-    arguments |= {"reward_funcs": [*rewards, *own], "rollout_func": None}
-    return factory, rollouts
-
-
-def own_rewards(made: list[Any]) -> list[Callable[..., Any]]:
-    """A reward function for each class that gives rewards, as TRL makes them."""
-
-    def reward_of(kind: Any) -> Callable[..., Any]:
-        def rewards(environments: list[Any], **_: Any) -> list[float | None]:
-            return [each.get_reward() if type(each) is kind else None for each in environments]
-
-        rewards.__name__ = kind.__name__
-        return rewards
-
-    return [
-        reward_of(kind) for kind in dict.fromkeys(map(type, made)) if hasattr(kind, "get_reward")
-    ]
-
-
-def let_play(trainer: Any, factory: Any, rollouts: Any) -> None:
-    """Give a trainer environments that are called. As its argument TRL takes them only with a chat
-    template that shows tools, which they do not need."""
-    trainer._multi_environment = isinstance(factory, Mapping)
-    trainer.environment_factories = (
-        dict(factory) if isinstance(factory, Mapping) else {None: factory}
-    )
-    trainer._env_tools = {name: [] for name in trainer.environment_factories}
-    trainer._environment_pool = {name: [] for name in trainer.environment_factories}
-    trainer.rollout_func = rollouts
+@contextmanager
+def any_template() -> Iterator[None]:
+    """Let TRL make a trainer whose chat template does not show tools: environments that are called
+    need none, and TRL asks for it wherever there is an environment."""
+    theirs = grpo_trainer.supports_tool_calling
+    grpo_trainer.supports_tool_calling = lambda processing_class: True
+    try:
+        yield
+    finally:
+        grpo_trainer.supports_tool_calling = theirs
 
 
 def conversations(rows: list[dict[str, Any]], completions: list[Any]) -> list[Any]:

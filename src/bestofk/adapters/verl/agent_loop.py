@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -53,13 +53,14 @@ class EnvironmentLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **columns: Any) -> AgentLoopOutput:
         """Play a trajectory of the row whose columns these are."""
-        prompt = prompt_of(columns)
+        uid, messages = columns.get("uid"), tuple(map(dict, columns["raw_prompt"]))
+        spec = {**columns, **(columns.get("extra_info") or {})}  # what `reset` gets
+        prompt = Prompt(str(uid or columns.get("index")), messages, "verl", spec)
         row = OpenTrajectory(prompt, self.source.limits, text=self.source.text_for(prompt))
-        seed = seed_of(str(columns.get("uid")), columns.get("session_id", uuid4().hex))
+        session = f"{uid}/{columns.get('session_id', uuid4().hex)}".encode()
+        seed = int.from_bytes(hashlib.sha256(session).digest()[:4])
         await self.aside(row.begin, self.source.environments, seed)
-        start = self._cap_text_prompt_length(
-            list(row.text.prompt(shown_to_group(row, columns.get("uid"))))
-        )
+        start = self._cap_text_prompt_length(list(row.text.prompt(shown_to_group(row, uid))))
         request, longest = uuid4().hex, self.rollout_config.response_length
         has_log_probs, extra = True, dict[str, Any]()
         while row.turns == 0 or row.ended_by is None:
@@ -81,9 +82,8 @@ class EnvironmentLoop(AgentLoopBase):
         verdict = row.verdict
         if verdict is None and hasattr(row.environment, "get_reward"):
             verdict = Verdict.unscored("get_reward returned None")
-        judged = {} if verdict is None else {"acc": verdict.reward}
-        if verdict is not None and verdict.score is not None:
-            judged["score"] = verdict.score
+        judged = {} if verdict is None else {"acc": verdict.reward, "score": verdict.score}
+        judged = {name: value for name, value in judged.items() if value is not None}
         return AgentLoopOutput(
             prompt_ids=start,
             response_ids=row.tokens,
@@ -115,18 +115,6 @@ def source_of(
     return source, ThreadPoolExecutor(environments.at_once, "bestofk environment")
 
 
-def prompt_of(columns: Mapping[str, Any]) -> Prompt:
-    """A row of verl's data set: its columns, and what stands in `extra_info`, are the row."""
-    messages = tuple(dict(message) for message in columns["raw_prompt"])
-    row = {**columns, **(columns.get("extra_info") or {})}
-    return Prompt(str(columns.get("uid", columns.get("index"))), messages, "verl", row)
-
-
-def seed_of(uid: str, session: Any) -> int:
-    """A number of the trajectory's own."""
-    return int.from_bytes(hashlib.sha256(f"{uid}/{session}".encode()).digest()[:4])
-
-
 @functools.lru_cache(maxsize=1024)
 def first_of_group(uid: str) -> list[OpenTrajectory]:
     """The first trajectory of a prompt, once there is one: a worker plays all its siblings."""
@@ -134,13 +122,10 @@ def first_of_group(uid: str) -> list[OpenTrajectory]:
 
 
 def shown_to_group(row: OpenTrajectory, uid: Any) -> Prompt:
-    """The prompt with what `reset` adds.
+    """The prompt with what `reset` adds; raises where a sibling was shown another problem.
 
     Args:
         uid: of its group; None where verl names none.
-
-    Raises:
-        ValueError: a sibling was shown another problem.
     """
     siblings = [] if uid is None else first_of_group(str(uid))
     if not siblings and row.ended_by != "broken":

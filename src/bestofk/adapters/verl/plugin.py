@@ -20,9 +20,8 @@ from verl.trainer.ppo import core_algos
 from .ppo_settings import NAME, chosen
 from .ppo_steps import renew_before_each_step, unclipped
 from .ppo_trainer import INPUTS, extend_trainer, refuse_legacy_trainer
-from .rollout_rows import RolloutRow, by_rollout, row_advantages
+from .rollout_rows import RolloutRow, row_advantages
 
-V1 = "verl.trainer.ppo.v1.utils"
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 LEGACY_TRAINER = "verl.trainer.ppo.ray_trainer"
 WORKERS = "verl.workers.engine_workers"
@@ -41,33 +40,20 @@ def estimate(
     Args:
         token_level_rewards: (B, T); a row's reward is their sum.
         response_mask: (B, T), 1 where a token is trained on.
-        index: a uid per row, or a RolloutRow (the V1 trainer's keys name the rollout).
+        index: a uid per row; inside the V1 trainer its keys also name the rollout.
         config: verl's `algorithm`, with a `bestofk` table.
     """
     objective = chosen(config)
     if index is None:
         raise ValueError("adv_estimator=bestofk needs a uid for every row; this batch has none")
-    by_row = row_advantages(
-        objective,
-        token_level_rewards.sum(-1),
-        [
-            r if isinstance(r, RolloutRow) else RolloutRow(str(r), str(i))
-            for i, r in enumerate(index)
-        ],
-        response_mask.bool().any(-1),
-        rng=int(torch.randint(2**31, ())) if "rng" in objective.needs else None,
-        **INPUTS.get({}),
-    )
+    inputs: dict[str, Any] = {"rows": [RolloutRow(str(uid), str(i)) for i, uid in enumerate(index)]}
+    inputs |= INPUTS.get({})
+    if "rng" in objective.needs:
+        inputs["rng"] = int(torch.randint(2**31, ()))
+    trained = response_mask.bool().any(-1)
+    by_row = row_advantages(objective, token_level_rewards.sum(-1), trained=trained, **inputs)
     advantages = by_row.unsqueeze(-1) * response_mask
     return advantages, advantages
-
-
-def _name_rollouts(module: Any) -> None:
-    """verl's function gets the rows' keys; the trainer's module has a name for it, too."""
-    name = "compute_advantage_for_multi_trajectories"
-    for each in (module, sys.modules.get(TRAINER)):
-        if each is not None and hasattr(each, name):
-            setattr(each, name, by_rollout(getattr(each, name), NAME))
 
 
 def _offer_environments(module: Any) -> None:
@@ -110,7 +96,6 @@ class _WhenImported(MetaPathFinder):
 
 core_algos.register_adv_est(NAME)(estimate)
 core_algos.register_policy_loss(NAME)(unclipped)
-when_imported(V1, _name_rollouts)
 when_imported(TRAINER, extend_trainer)
 when_imported(LEGACY_TRAINER, refuse_legacy_trainer)
 when_imported(WORKERS, renew_before_each_step)

@@ -7,12 +7,11 @@ other loss they are those of samples that were just drawn: one optimiser step pe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from bestofk.adapters.inner_steps import check_inputs, check_version, needs_sibling_ratios
+from bestofk.adapters.inner_steps import check_floor, check_inputs, needs_sibling_ratios
 from bestofk.environments.author_class import load_environment
 from bestofk.environments.limits import TurnLimits
 from bestofk.objectives import Objective, objective
@@ -23,8 +22,8 @@ FORMS = ("off_policy", "truncate", "trust_region", "self_normalise", "clamp", "e
          "correct_sampler")  # fmt: skip
 OWN = ("objective", "passing", "scorer", "ess_floor", "correct_sampler", "environment", "limits")
 """Entries of `algorithm.bestofk` that are not options of `bestofk.objective`."""
-ESS_FLOOR = 0.5
-"""Inner steps on a batch end below this effective share, unless `algorithm.bestofk.ess_floor`."""
+FLOOR, ESS_FLOOR = "algorithm.bestofk.ess_floor", 0.5
+"""Inner steps on a batch end below this effective share."""
 LEAST = (0, 9)
 """The first verl with the V1 trainer, which this adapter extends."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -67,18 +66,8 @@ def chosen(algorithm: Mapping[str, Any] | None) -> Objective:
 
 
 def ess_floor_of(options: Mapping[str, Any]) -> float:
-    """The effective share below which the inner steps on a batch end.
-
-    Raises:
-        ValueError: not a number in [0, 1].
-    """
-    floor = options.get("ess_floor", ESS_FLOOR)
-    if not isinstance(floor, int | float) or not 0 <= floor <= 1:
-        raise ValueError(
-            f"algorithm.bestofk.ess_floor={floor} is a share of the samples, in [0, 1]; 0 never "
-            "ends the inner steps on a batch"
-        )
-    return float(floor)
+    """The effective share below which the inner steps on a batch end."""
+    return check_floor(options.get("ess_floor", ESS_FLOOR), FLOOR)
 
 
 def check_environment(config: Any) -> None:
@@ -126,7 +115,6 @@ def check_settings(config: Any) -> tuple[Objective, list[str]]:
         raise ValueError(
             f"algorithm.adv_estimator is {config.algorithm.adv_estimator}{loss}: set it to {NAME}"
         )
-    check_version("verl", version("verl"), LEAST)
     if not config.trainer.get("use_v1", True):
         raise ValueError(LEGACY)
     built = chosen(config.algorithm)

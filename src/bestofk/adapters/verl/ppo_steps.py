@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from verl.utils import tensordict_utils as tu
 
 from bestofk.adapters.inner_steps import advantages_of_step, warn_first_step
 
-from .ppo_settings import NAME, chosen, ess_floor_of
+from .ppo_settings import FLOOR, NAME, chosen, ess_floor_of
 from .rollout_rows import RolloutRow, row_advantages, scores_of
 
 BEGUN, ENDED = "_bestofk_begun", "_bestofk_ended"
@@ -61,13 +62,13 @@ def renew_before_each_step(workers: Any) -> None:
         reported = tu.get(data, NAME)
         if reported is None:
             return train_batch(self, data)
-        from_trainer = json.loads(reported)
-        step, floor = from_trainer["step"], ess_floor_of(from_trainer["options"])
+        told = json.loads(reported)
+        step, floor = told["step"], ess_floor_of(told["options"])
         first, ended = getattr(self, BEGUN, None) != step, getattr(self, ENDED, None) == step
         setattr(self, BEGUN, step)
-        result = {} if ended else renew_advantages(self, data, from_trainer)
+        result = {} if ended else renew_advantages(self, data, told)
         if first and dist.get_rank() == 0:
-            warn_first_step(result["effective_share"], floor, "algorithm.bestofk.ess_floor")
+            warn_first_step(result["effective_share"], floor, FLOOR)
         if ended or (not first and result["effective_share"] < floor):
             setattr(self, ENDED, step)
             return without_update(self, data, result)
@@ -96,44 +97,42 @@ def without_update(worker: Any, data: Any, result: dict[str, float]) -> Any:
     return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
 
 
-def renew_advantages(worker: Any, data: Any, from_trainer: dict[str, Any]) -> dict[str, float]:
+def renew_advantages(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
     """Write `advantages` of this rank's rows of a mini-batch; return what is logged.
 
     Args:
         worker: verl's TrainingWorker.
         data: the rows, as nested tensors.
-        from_trainer: the trainer's `algorithm.bestofk`, `progress` and number of the batch, `step`.
+        told: the trainer's `algorithm.bestofk`, `progress` and number of the batch, `step`.
     """
-    masks = [mask.bool() for mask in data["response_mask"].unbind()]
-    sampler = from_trainer["options"].get("correct_sampler", False)
-    ratios = log_ratios(worker, data, masks, "rollout_log_probs" if sampler else "old_log_probs")
-    rewards = [float(scores.sum()) for scores in data["rm_scores"].unbind()]
-    trained = [bool(mask.any()) for mask in masks]
+    masks, options = [mask.bool() for mask in data["response_mask"].unbind()], told["options"]
+    old = "rollout_log_probs" if options.get("correct_sampler") else "old_log_probs"
+    mine = [
+        list(tu.get(data, "uid")),
+        [bool(mask.any()) for mask in masks],
+        [float(scores.sum()) for scores in data["rm_scores"].unbind()],
+        log_ratios(worker, data, masks, old),
+    ]
+    if scorer := options.get("scorer"):
+        mine.append(scores_of(tu.get(data, "extra_fields"), scorer).tolist())
     group = worker.engine.get_data_parallel_group()
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    everyone: list[Any] = [None] * ranks
-    scorer = from_trainer["options"].get("scorer")
-    scores = [scores_of(tu.get(data, "extra_fields"), scorer).tolist()] if scorer else []
-    mine = list(zip(tu.get(data, "uid"), rewards, trained, ratios, *scores, strict=True))
+    everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group)
-    rows = [row for part in everyone for row in part]
-    log_ratio = torch.tensor([row[3] for row in rows], dtype=torch.float64)
-    live = torch.tensor([row[2] for row in rows])
-    gathered_rewards = torch.tensor([row[1] for row in rows], dtype=torch.float64)
-    named = [RolloutRow(str(row[0]), str(i)) for i, row in enumerate(rows)]
-    inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": from_trainer["progress"]}
-    if scorer:
-        inputs["scores"] = torch.tensor([row[4] for row in rows], dtype=torch.float64)
+    uids, live, *numbers = (list(chain(*column)) for column in zip(*everyone, strict=True))
+    rewards, log_ratio, *scores = (torch.tensor(each, dtype=torch.float64) for each in numbers)
+    rows, trained = [RolloutRow(str(uid), str(i)) for i, uid in enumerate(uids)], torch.tensor(live)
+    inputs: dict[str, Any] = {"log_ratio": log_ratio, "progress": told["progress"]}
+    inputs |= zip(["scores"], scores)
     advantages, result = advantages_of_step(
-        chosen({NAME: from_trainer["options"]}),
-        lambda objective: row_advantages(objective, gathered_rewards, named, live, **inputs),
+        chosen({NAME: options}),
+        lambda objective: row_advantages(objective, rewards, rows, trained, **inputs),
         log_ratio,
-        live,
-        from_trainer["progress"],
-        len(rows) // len({row[0] for row in rows}),
+        trained,
+        told["progress"],
+        len(rows) // len(set(uids)),
     )
-    start = sum(len(part) for part in everyone[:rank])
-    own = advantages[start : start + len(mine)].to(data["old_log_probs"].dtype)
+    start = sum(len(part[0]) for part in everyone[: dist.get_rank(group)])
+    own = advantages[start : start + len(masks)].to(data["old_log_probs"].dtype)
     pieces = [float(one) * mask.to(own.dtype) for one, mask in zip(own, masks, strict=True)]
     data["advantages"] = torch.nested.as_nested_tensor(pieces, layout=torch.jagged)
     return result

@@ -29,10 +29,10 @@ from .ppo_settings import (
     exact_loss,
     options_of,
 )
-from .rollout_rows import RolloutRow, scores_of
+from .rollout_rows import RolloutRow, last_rows, scores_of
 
 INPUTS: ContextVar[Mapping[str, Any]] = ContextVar("inputs")
-"""While advantages are computed: the share of the run done, and the scores of the batch's rows."""
+"""While advantages are computed: the share of the run done, the batch's rows and their scores."""
 
 
 def around(wrapper: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -73,14 +73,18 @@ def _checked(init: Any, self: Any, config: Any, *args: Any, **named: Any) -> Non
     if config.algorithm.adv_estimator == NAME or exact_loss(config):
         for caution in check_settings(config)[1]:
             warnings.warn(f"biased update: {caution}", ObjectiveWarning, stacklevel=3)
-    check_environment(config)
+    else:
+        check_environment(config)
     init(self, config, *args, **named)
 
 
 @around
 def _with_inputs(compute: Any, self: Any, batch: Any, *args: Any, **named: Any) -> Any:
+    if self.config.algorithm.adv_estimator != NAME:
+        return compute(self, batch, *args, **named)
     scorer = options_of(self.config.algorithm).get("scorer")
     inputs: dict[str, Any] = {"progress": progress_of(self)}
+    inputs["rows"] = [RolloutRow.of_key(key) for key in batch.keys]
     if scorer is not None:
         inputs["scores"] = scores_of(list(from_queue(batch, "extra_fields")), scorer)
         if inputs["scores"].isnan().all():
@@ -146,7 +150,7 @@ def whole_groups(
     groups: dict[str, list[int]] = defaultdict(list)
     padding: list[int] = []
     for i, key in enumerate(keys):
-        row = RolloutRow.of_key(key.rsplit("_", 2)[0], key)
+        row = RolloutRow.of_key(key)
         if row.part > 0:
             raise ValueError(
                 "actor_rollout_ref.actor.policy_loss.loss_mode=bestofk: the agent loop returned a "
@@ -177,27 +181,24 @@ def whole_groups(
 def _with_metrics(
     compute: Any, self: Any, batch: Any, metrics: Any, *args: Any, **named: Any
 ) -> Any:
-    """With an `algorithm.bestofk`, whatever the estimator: unbiased figures of each batch."""
-    if options_of(self.config.algorithm):
-        metrics.update(training_metrics(self, batch))
+    """With an `algorithm.bestofk`, whatever the estimator: `bestofk/pass@4` and others."""
+    if options := options_of(self.config.algorithm):
+        last = last_rows([RolloutRow.of_key(key) for key in batch.keys])
+        rewards = [float(scores.sum()) for scores in from_queue(batch, "rm_scores").unbind()]
+        scored, uids = [rewards[i] for i in last.values()], [uid for uid, _ in last]
+        figures = best_of_k_metrics(scored, uids, **_logged(options))
+        metrics.update({f"bestofk/{name}": value for name, value in figures.items()})
     return compute(self, batch, metrics, *args, **named)
 
 
 @around
 def _unbiased(
-    update: Any,
-    self: Any,
-    data_sources: Any,
-    sample_uids: Any,
-    infos: Any,
-    *args: Any,
-    **named: Any,
+    update: Any, self: Any, sources: Any, uids: Any, infos: Any, *args: Any, **named: Any
 ) -> dict[str, float]:
     """Beside verl's `best@k`, which draws with replacement."""
-    metrics: dict[str, float] = update(self, data_sources, sample_uids, infos, *args, **named)
-    options = options_of(self.config.algorithm)
-    if options:
-        metrics |= validation_metrics(data_sources, sample_uids, infos, **_logged(options))
+    metrics: dict[str, float] = update(self, sources, uids, infos, *args, **named)
+    if options := options_of(self.config.algorithm):
+        metrics |= validation_metrics(sources, uids, infos, **_logged(options))
     return metrics
 
 
@@ -209,10 +210,7 @@ def validation_metrics(
     k: int = 1,
     passing: float = 1.0,
 ) -> dict[str, float]:
-    """max@k and pass@k per data source, unbiased for each prompt and averaged over prompts.
-
-    See `best_of_k_metrics`.
-    """
+    """`best_of_k_metrics` of each data source."""
     result: dict[str, float] = {}
     for name in [name for name in ("reward", "acc") if name in infos]:
         for source in dict.fromkeys(sources):
@@ -221,20 +219,6 @@ def validation_metrics(
             figures = best_of_k_metrics(values, ids, k=k, passing=passing)
             result |= {f"val-core/{source}/{name}/{key}": one for key, one in figures.items()}
     return result
-
-
-def training_metrics(trainer: Any, batch: Any) -> dict[str, float]:
-    """The same of the rollouts that are trained on, whatever the estimator: `bestofk/pass@4`, …"""
-    options = options_of(trainer.config.algorithm)
-    last: dict[tuple[str, str], tuple[int, float]] = {}
-    for key, scores in zip(batch.keys, from_queue(batch, "rm_scores").unbind(), strict=True):
-        row = RolloutRow.of_key(key.rsplit("_", 2)[0], key)
-        if not row.padding:
-            last[row[:2]] = max(last.get(row[:2], (-1, 0.0)), (row.part, float(scores.sum())))
-    figures = best_of_k_metrics(
-        [reward for _, reward in last.values()], [uid for uid, _ in last], **_logged(options)
-    )
-    return {f"bestofk/{name}": value for name, value in figures.items()}
 
 
 def _logged(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Which rows of verl's batch are one rollout, and the advantage of each row.
 
 An agent loop may return a rollout as several rows. verl's V1 trainer keeps each row under the key
-`{uid}_{session}_{part}` and makes one sample of a session for its own `grpo` alone; any other
-estimator gets every row as a sample of its own. For ours the keys go where the uids go.
+`{uid}_{session}_{part}` and makes one sample of a session for its own `grpo` alone.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from re import fullmatch
 from typing import Any, NamedTuple
 
@@ -28,15 +26,24 @@ class RolloutRow(NamedTuple):
     part: int = 0
 
     @classmethod
-    def of_key(cls, uid: Any, key: str) -> RolloutRow:
+    def of_key(cls, key: str) -> RolloutRow:
         """From verl's key, `{uid}_{session}_{part}`."""
-        rollout, _, part = key.rpartition("_")
-        return cls(str(uid), rollout, int(part))
+        uid, session, part = key.rsplit("_", 2)
+        return cls(uid, f"{uid}_{session}", int(part))
 
     @property
     def padding(self) -> bool:
         """Whether verl added the row to fill the batch; a uid of a prompt is a UUID."""
         return fullmatch(r"pad([0-9a-f]{32}|\d*)", self.uid) is not None
+
+
+def last_rows(rows: Sequence[RolloutRow]) -> dict[tuple[str, str], int]:
+    """Where the last row of each rollout is, which is the one that is scored; padding has none."""
+    last: dict[tuple[str, str], int] = {}
+    for i, row in enumerate(rows):
+        if not row.padding and row.part >= rows[last.setdefault(row[:2], i)].part:
+            last[row[:2]] = i
+    return last
 
 
 def row_advantages(
@@ -46,7 +53,6 @@ def row_advantages(
     trained: torch.Tensor,
     *,
     scores: torch.Tensor | None = None,
-    log_ratio: torch.Tensor | None = None,
     **inputs: Any,
 ) -> torch.Tensor:
     """(B,): of each row's rollout, so that the mean over rows is the mean over prompts.
@@ -54,59 +60,27 @@ def row_advantages(
     verl's loss divides by all B rows: padding, rows of one rollout, samples that do not count.
 
     Args:
-        objective: what is trained for.
-        rewards: (B,); the last row of a rollout is the one that is scored.
-        rows: B of them.
-        trained: (B,), whether any token of the row enters the loss.
-        scores: (B,), what chooses a sample; NaN leaves a sample out, like a reward of NaN.
-        log_ratio: (B,), log π_θ − log π_old of each row.
+        rewards: (B,), as all that follow.
+        trained: whether any token of the row enters the loss.
+        scores: what chooses a sample; NaN leaves a sample out, like a reward of NaN.
         inputs: further ones of `Objective.__call__`.
     """
-    last: dict[tuple[str, str], int] = {}
-    for i, row in enumerate(rows):
-        if not row.padding:
-            latest = last.setdefault(row[:2], i)
-            last[row[:2]] = i if row.part > rows[latest].part else latest
-    result = rewards.new_zeros(len(last) + 1)  # the extra one belongs to padding
-    place = {rollout: position for position, rollout in enumerate(last)}
-    owner = torch.tensor([place.get(row[:2], len(last)) for row in rows], device=rewards.device)
-    if last:
-        live = torch.zeros(len(last) + 1, dtype=torch.bool, device=rewards.device)
-        live[owner[trained]] = True
-        scored = rewards[list(last.values())]
-        if scores is not None:
-            inputs["scores"] = scores.to(rewards.device)[list(last.values())]
-            scored = scored.masked_fill(inputs["scores"].isnan(), torch.nan)
-        uids = np.array([uid for uid, _ in last])
-        if log_ratio is not None:
-            by_rollout = log_ratio.new_zeros(len(last) + 1).index_add(0, owner, log_ratio)
-            inputs["log_ratio"] = by_rollout[:-1]
-        result[:-1] = group_advantages(
-            scored, uids, objective, live=live[:-1], rows=len(rows), **inputs
-        )
-    return result[owner]
+    last = last_rows(rows)
+    if not last:
+        return torch.zeros_like(rewards)
+    scored_at = torch.tensor([last.get(row[:2], i) for i, row in enumerate(rows)])
+    is_padding = torch.tensor([row.padding for row in rows])
+    live = torch.zeros_like(is_padding)
+    live[scored_at[trained.cpu() & ~is_padding]] = True
+    if scores is not None:
+        inputs["scores"] = scores.to(rewards.device)
+        rewards = rewards.masked_fill(inputs["scores"].isnan(), torch.nan)
+    (some_uid, _), *_ = last
+    uids = np.array([some_uid if row.padding else row.uid for row in rows])
+    return group_advantages(rewards, uids, objective, live=live, **inputs)[scored_at]
 
 
 def scores_of(extra_fields: Sequence[Any], scorer: str) -> torch.Tensor:
     """(B,): what the reward function returned under the scorer's name; NaN where it did not."""
     values = [fields.get("reward_extra_info", {}).get(scorer) for fields in extra_fields]
     return torch.tensor([math.nan if each is None else each for each in values]).double()
-
-
-def by_rollout(compute: Callable[..., Any], estimator: str) -> Callable[..., Any]:
-    """verl's function, with a RolloutRow for every uid where it calls this estimator."""
-
-    @functools.wraps(compute)
-    def with_rollouts(data: Any, batch_keys: Sequence[str], adv_estimator: Any, **rest: Any) -> Any:
-        uids = data.non_tensor_batch["uid"]
-        if adv_estimator == estimator:
-            rows = np.empty(len(uids), dtype=object)
-            for i, (uid, key) in enumerate(zip(uids, batch_keys, strict=True)):
-                rows[i] = RolloutRow.of_key(uid, key)
-            data.non_tensor_batch["uid"] = rows
-        try:
-            return compute(data, batch_keys=batch_keys, adv_estimator=adv_estimator, **rest)
-        finally:
-            data.non_tensor_batch["uid"] = uids
-
-    return with_rollouts

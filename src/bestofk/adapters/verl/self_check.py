@@ -36,7 +36,13 @@ def check(config: Any = None) -> str:
         )
     check_version("verl", verl.__version__, LEAST)
     registered = f"bestofk {version('bestofk')} is registered with verl {verl.__version__}"
-    return registered if config is None else f"{registered}: {_checked(config)}"
+    if config is None:
+        return registered
+    objective, biased = check_settings(config)
+    n, exact = config.actor_rollout_ref.rollout.n, exact_loss(config)
+    trained = f"objective {objective}, {n} samples per prompt"
+    first = f"{registered}: {trained}" + (", exact off-policy advantages" if exact else "")
+    return "\n".join([first, *(f"biased update: {each}" for each in biased)])
 
 
 def _why(registered: Any) -> str:
@@ -56,15 +62,6 @@ def _why(registered: Any) -> str:
     except Exception as error:
         return f"its import fails with {type(error).__name__}: {error}"
     return "it was imported only now: import verl in a fresh process"
-
-
-def _checked(config: Any) -> str:
-    objective, biased = check_settings(config)
-    loss = ", exact off-policy advantages" if exact_loss(config) else ""
-    trained = (
-        f"objective {objective}, {config.actor_rollout_ref.rollout.n} samples per prompt{loss}"
-    )
-    return "\n".join([trained, *(f"biased update: {each}" for each in biased)])
 
 
 def main(argv: list[str]) -> int:
