@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import bestofk
 from bestofk.api.sampling_run import LocalModel, SampleFile
-from bestofk.cli import sample_command
+from bestofk.cli import sample_command, train_command
 from bestofk.cli.train_command import stated_by
 from bestofk.environments.author_class import OwnReward, as_environment
 from bestofk.models import Policy, save, tiny
@@ -210,6 +212,24 @@ def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp
         with pytest.raises((ValueError, FileNotFoundError), match=said):
             begin(chat, environment, **named)
         assert not list((tmp_path / "run").glob("metrics.jsonl"))
+
+
+def test_a_dry_run_opens_the_environment_too(chat, tmp_path, capsys):
+    """Nobody looks for a verifier where the environment pays."""
+    rows = tmp_path / "rows.jsonl"
+
+    def dry(row, environment):
+        rows.write_text(f"{json.dumps(row)}\n" * 2)
+        words = ["--task.name=dataset", f"--task.options.train={rows}", f"--model.path={chat}"]
+        words += [f"--task.environment=environments.chat_models:{environment}", "--dry-run"]
+        assert train_command.main([*words, "--model.device=cpu"]) == 0
+
+    dry({"question": "Which?", "secret": 7}, "Guess")
+    assert "judged by get_reward of environments.chat_models:Guess" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="reset of Guess takes secret, and the row of"):
+        dry({"question": "Which?"}, "Guess")
+    with pytest.raises(ValueError, match="Gues"):
+        dry({"question": "Which?", "secret": 7}, "Gues")
 
 
 def len_of(completion):

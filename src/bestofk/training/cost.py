@@ -8,13 +8,14 @@ from functools import partial
 
 from bestofk.config import Config, EvaluationSection, ModelSection, leaves, to_toml
 from bestofk.devices import card_bytes
+from bestofk.environments.author_class import load_environment
 from bestofk.precision import PRECISIONS
 from bestofk.sampling.prompts import encode
 from bestofk.tasks import Task
 from bestofk.training.checks import claim_of_run, repeated_prompts
 from bestofk.training.footprint import GIB, PROMPT, footprint
 from bestofk.training.resolve import RunSettings
-from bestofk.training.task_setup import make_prompts, make_verifier
+from bestofk.training.task_setup import judge_of, make_prompts, make_verifier
 
 MACHINE = float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 ASSUMED = 80 * GIB
@@ -58,19 +59,25 @@ def open_data(settings: RunSettings) -> tuple[Task | None, str, int]:
     """The task, a line about it and its verifier, and the number of its training prompts; data that
     cannot be read from here are not an error."""
     section, evaluation = settings.task, settings.evaluation
+    environment = load_environment(section.environment) if section.environment else None
+    pays = environment is not None and judge_of(environment, section, None) is not None
     try:
         task = make_prompts(section, threshold=evaluation.threshold, seed=settings.run.seed)
         splits = dict.fromkeys([section.split, *([evaluation.split] if evaluation.every else [])])
         sizes = {split: len(task.split(split)) for split in splits}
     except OSError as error:
         return None, f"task: {section.name}; its data cannot be read from here ({error})", 0
-    make_verifier(section, task)
-    judged = section.verifier or task.verifier
+    if environment is not None:
+        first = task.split(section.split)[0]
+        environment.reset_arguments(environment.make(first), first, 0)
+    if not pays:
+        make_verifier(section, task)
+    judge = f"the verifier {section.verifier or task.verifier}"
     summary = task.summary.replace(f", judged by {task.verifier}", "") or "no summary"
     held = ", ".join(f"{size:,} in {split}" for split, size in sizes.items())
     line = (
         f"task: {task.name}, {summary}; prompts: {held}; data licence: {task.licence}; "
-        f"judged by the verifier {judged}"
+        f"judged by {f'get_reward of {section.environment}' if pays else judge}"
     )
     return task, line, sizes[section.split]
 
