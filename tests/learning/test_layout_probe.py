@@ -15,7 +15,7 @@ from transformers import (
     Gemma2ForCausalLM,
 )
 
-from bestofk.learning import Learner
+from bestofk.learning import Learner, batching
 from bestofk.learning.scorer import Scorer
 from policies import fixed, llama, random_groups
 
@@ -59,6 +59,20 @@ def test_rows_are_padded_from_now_on_where_packing_changes_the_log_probs() -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         learner.step(groups, np.ones((3, 3)))
+
+
+def test_a_resumed_learner_pads_where_it_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its own first batch would show no difference."""
+    groups = random_groups(3, 3)
+    learner = Learner(fixed(broken))
+    with pytest.warns(UserWarning, match="padded from now on"):
+        learner.log_probs(groups)
+    monkeypatch.setattr(batching, "layout_gap", lambda score, reduced: (0.0, 1.0))
+    for layout, expected in (("auto", "padded"), ("packed", "packed")):
+        resumed = Learner(fixed(broken), layout=layout)
+        resumed.load_state_dict(learner.state_dict())
+        resumed.log_probs(groups)
+        assert resumed.batching.layout == expected
 
 
 def test_packed_by_name_is_an_error_there() -> None:

@@ -1,4 +1,9 @@
-"""The table of checks: which two computations are compared, when, how far apart they may be."""
+"""The table of checks: which two computations are compared, when, how far apart they may be.
+
+Weights are finite when a model is loaded and after every step, and its logits before it is saved or
+first sampled (`one_model`). Else an error. Saved weights are compared with nothing: adapters that
+cannot be folded into them exactly (those of tied weights) are an error when they are made.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Batching:
             if self.requested == "packed":
                 raise ValueError(f"{message}: take layout 'padded'")
             warnings.warn(f"{message}; rows are padded from now on, which is slower", stacklevel=4)
-            self.layout = "padded"
+            self.pad()
 
     def in_parts_that_fit(self, work: Callable[[], T], undo: Callable[[], None]) -> T:
         """Do the work; where the GPU's memory is full, once more in micro-batches of half the size.
@@ -133,6 +133,10 @@ class Batching:
                 "tokens at most (model.advanced.tokens_per_micro_batch)",
                 stacklevel=3,
             )
+
+    def pad(self) -> None:
+        """Rows are padded from here on."""
+        self.layout, self._compared = "padded", True
 
     def restrict(self, budget: int) -> None:
         """A budget that full memory reduced, here or in the run that is resumed; 0 is none."""

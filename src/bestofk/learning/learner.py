@@ -217,15 +217,15 @@ class Learner:
         return self.passes.gathered()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs: trained weights, optimiser, steps, and a budget of tokens
-        that full memory reduced. Safe to load with `torch.load(weights_only=True)`, and the same
-        for any number of processes. Every rank calls it; with several, the first alone gets the
-        tensors."""
+        """Everything a resumed run needs: trained weights, optimiser, steps, and how rows are cut:
+        their layout, and a budget of tokens that full memory reduced. Safe to load with
+        `torch.load(weights_only=True)`, and the same for any number of processes. Every rank calls
+        it; with several, the first alone gets the tensors."""
         distributed.settle(self.passes.wrapped)
         first = distributed.is_first()
         model, optimiser = distributed.taken(self.model, self.update.optimizer, keep=first)
-        state = {"model": model, "optimiser": optimiser}
-        return state | {"steps": self.steps, "reduced": self.batching.reduced_budget}
+        batching = {"reduced": self.batching.reduced_budget, "layout": self.batching.layout}
+        return {"model": model, "optimiser": optimiser, "steps": self.steps, **batching}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
@@ -234,6 +234,8 @@ class Learner:
         distributed.put(self.model, self.update.optimizer, state_dict["model"], moments)
         self.update.steps = int(state_dict["steps"])
         self.batching.restrict(int(state_dict.get("reduced", 0)))
+        if self.batching.requested == "auto" and state_dict.get("layout") == "padded":
+            self.batching.pad()
 
 
 def score(learner: Learner, groups: Sequence[Group], scorer: nn.Module) -> Scored:

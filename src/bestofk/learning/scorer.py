@@ -10,6 +10,7 @@ by more than an optimizer step changes them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -78,16 +79,11 @@ class Scorer(nn.Module):
         size = max(1, self.chunk // len(weight))
         inverse = 1.0 / self.temperature
         with torch.autocast(kind, enabled=False):
+            operands = hidden, weight, batch.target
             if coefficient is not None:
-                result: tuple[Tensor, ...] = WeighedHead.apply(
-                    hidden, weight, batch.target, coefficient, inverse, size
-                )
-                return result
+                return tuple(WeighedHead.apply(*operands, coefficient, inverse, size))
             if torch.is_grad_enabled():
-                built: tuple[Tensor, ...] = HeadLogProbs.apply(
-                    hidden, weight, batch.target, inverse, size
-                )
-                return built
+                return tuple(HeadLogProbs.apply(*operands, inverse, size))
             return scores(hidden, weight.to(hidden.dtype), batch.target, inverse, size)
 
     def _chunked(self, head: nn.Module, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,16 +142,14 @@ def pull(
     return log_prob, entropy[:, 0], (grad * inverse).to(dtype)
 
 
-_COMPILED: dict[Any, Any] = {}
+@functools.cache
+def _compiled(function: Any) -> Any:
+    keep_compiled()
+    return torch.compile(function, dynamic=True)
 
 
 def _fast(function: Any, device: torch.device) -> Any:
-    if device.type != "cuda":
-        return function
-    if function not in _COMPILED:
-        keep_compiled()
-        _COMPILED[function] = torch.compile(function, dynamic=True)
-    return _COMPILED[function]
+    return _compiled(function) if device.type == "cuda" else function
 
 
 class Float32Logits(torch.autograd.Function):
