@@ -191,12 +191,26 @@ def test_groups_come_as_they_are_completed() -> None:
     assert order[0] in range(4)  # of the first to be put in
 
 
-def test_a_model_it_cannot_run_is_named_and_sampled_all_the_same() -> None:
-    model = table(np.random.default_rng(0).normal(size=(26, 26)), end=1)
-    reason = "Table does not use transformers' attention interface"
+def with_many_ends() -> Any:
+    model = fixed(llama)
+    model.generation_config.eos_token_id = list(range(1, 10))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            table(np.random.default_rng(0).normal(size=(26, 26)), end=1),
+            "Table does not use transformers' attention interface",
+        ),
+        (with_many_ends(), "the engine looks for at most 8 end tokens, it has 9"),
+    ],
+)
+def test_a_model_it_cannot_run_is_named_and_sampled_all_the_same(model: Any, reason: str) -> None:
     sampling = Sampling(samples_per_prompt=2, max_new_tokens=5)
     sampler = GroupSampler(model, TOKENIZER)
-    with pytest.warns(UserWarning, match=f"does not run Table: {reason}; sampling with"):
+    with pytest.warns(UserWarning, match=rf"does not run \w+: {reason}; sampling with"):
         found = sampler.sample(PROMPTS, seed=0, sampling=sampling)
     assert sampler.reason == reason
     assert rows(found) == rows(

@@ -1,7 +1,7 @@
 """The group engine: the sampler for CUDA. Prompts computed once, steps as CUDA graphs.
 
 A prompt's keys and values exist once for all of its completions. Decoding, draws, log-probs and
-the look for end tokens happen on the device; every few tokens the host evicts the sequences that
+the search for end tokens happen on the device; every few tokens the host evicts the sequences that
 have ended and admits waiting ones (`scheduler`). Draws use the same numbers as `ModelSampler`: they
 depend on the seed, the prompt's id, the sample and the position alone.
 """
@@ -25,10 +25,10 @@ from bestofk.precision import PRECISIONS
 from bestofk.sampling.decode import ModelSampler, end_tokens
 from bestofk.sampling.draw import distribution
 from bestofk.sampling.engine.attention_interface import CannotRun
-from bestofk.sampling.engine.group_engine import GroupEngine
+from bestofk.sampling.engine.group_engine import GroupEngine, ResidentEngine
 from bestofk.sampling.engine.memory import MemoryPlan
-from bestofk.sampling.engine.resident import ResidentEngine
 from bestofk.sampling.engine.scheduler import Scheduler
+from bestofk.sampling.engine.state import ENDS
 from bestofk.sampling.engine.turns import Ask, Told, TurnScheduler
 from bestofk.sampling.prompts import encode, uniforms
 from bestofk.sampling.sampler import Sampling
@@ -271,6 +271,10 @@ class GroupSampler:
         Args:
             options: of the schedulers, by batch.
         """
+        if len(self.ends) > ENDS:
+            raise CannotRun(
+                f"the engine looks for at most {ENDS} end tokens, it has {len(self.ends)}"
+            )
         began = time.perf_counter()
         engine = self.resident.prepare(encoded, sampling, several_turns=kind is TurnScheduler)
         self.check.begin_call(sampling)

@@ -58,10 +58,6 @@ class DecodeState:
         self, ends: Sequence[int], span: int, uniform: np.ndarray, lengths: np.ndarray
     ) -> None:
         """A batch: tokens that end a sequence, its tokens at most, the numbers to draw with."""
-        if len(ends) > ENDS:
-            raise ValueError(
-                f"the group engine looks for at most {ENDS} end tokens, got {len(ends)}"
-            )
         self.span.fill_(span)
         self.ends.copy_(torch.tensor([*ends, *[-1] * (ENDS - len(ends))]))
         self.uniform[: uniform.size].copy_(_below_one(uniform.ravel()))
