@@ -200,7 +200,8 @@ def test_a_dead_port_is_named_soon() -> None:
             draw(endpoint, wanted(3, 1), PARAMETERS, lambda sample: None, cap=MANY)
 
 
-def test_a_server_that_hangs_is_reported_while_it_hangs() -> None:
+def test_a_server_that_hangs_is_reported_while_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bestofk.sampling.endpoint.PATIENCE", 0.2)
     said: list[str] = []
     told = Event()
 
@@ -211,7 +212,7 @@ def test_a_server_that_hangs_is_reported_while_it_hangs() -> None:
     with FaultyServer(after=told) as server:
         endpoint = Endpoint(base_url=server.url, model="m", timeout=600)
         kept: list[EndpointSample] = []
-        draw(endpoint, wanted(2, 1), PARAMETERS, kept.append, cap=MANY, warn=warn, patience=0.2)
+        draw(endpoint, wanted(2, 1), PARAMETERS, kept.append, cap=MANY, warn=warn)
     assert len(kept) == 2
     assert any("no sample for" in text and "2 requested" in text for text in said)
 

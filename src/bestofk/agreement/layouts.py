@@ -66,8 +66,12 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         if any(p is not None and _is_reduced(p) for p in module._parameters.values())
     ]
-    packed: dict[Any, Any] = {m: m.compute_dtype for m in model.modules() if _is_packed(m)}
-    for module in packed:
+    in_4_bits: dict[Any, Any] = {
+        module: module.compute_dtype
+        for module in model.modules()
+        if hasattr(module, "compute_dtype")
+    }
+    for module in in_4_bits:
         module.compute_dtype = torch.float32
     hooks = [module.register_forward_pre_hook(cast) for module in reduced]
     hooks += [module.register_forward_hook(restore, always_call=True) for module in reduced]
@@ -77,14 +81,9 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for module, before in packed.items():
+        for module, before in in_4_bits.items():
             module.compute_dtype = before
 
 
 def _is_reduced(weight: Tensor) -> bool:
     return weight.is_floating_point() and weight.dtype != torch.float32
-
-
-def _is_packed(module: nn.Module) -> bool:
-    """Whether it is a linear layer of bitsandbytes, its weight in 4 bits."""
-    return hasattr(module._parameters.get("weight"), "quant_state")

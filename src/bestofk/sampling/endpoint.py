@@ -181,7 +181,6 @@ def draw(
     usage: Usage | None = None,
     on_answer: Callable[[Usage], None] | None = None,
     warn: Callable[[str], None] | None = None,
-    patience: float = PATIENCE,
 ) -> Usage:
     """Draw every missing sample and hand each to `keep` as soon as it is there.
 
@@ -191,7 +190,6 @@ def draw(
         usage: counted up as requests are answered; also what is returned.
         on_answer: called with it after every answer.
         warn: told why requests are being repeated, and that nothing has come for a while.
-        patience: seconds without an answer before `warn` is told.
 
     Raises:
         EndpointError: the endpoint rejected a request (key, model or parameter), or kept failing.
@@ -213,7 +211,6 @@ def draw(
         seed=seed,
         usage=usage,
         failures=_Failures(endpoint, usage, warn or (lambda text: None)),
-        patience=patience,
     )
     asyncio.run(drawing.run())
     return usage
@@ -312,7 +309,6 @@ class _Drawing:
     seed: int
     usage: Usage
     failures: _Failures
-    patience: float
     last_answer: float = field(default_factory=time.monotonic)
     in_flight: dict[int, int] = field(default_factory=dict)
     """Samples asked for, by job."""
@@ -347,9 +343,9 @@ class _Drawing:
         """Say so while nothing comes."""
         last_warning = 0.0
         while True:
-            await asyncio.sleep(self.patience / 4)
+            await asyncio.sleep(PATIENCE / 4)
             silent = time.monotonic() - self.last_answer
-            if silent >= self.patience and time.monotonic() - last_warning >= self.patience:
+            if min(silent, time.monotonic() - last_warning) >= PATIENCE:
                 last_warning = time.monotonic()
                 cause = self.failures.last
                 self.failures.warn(

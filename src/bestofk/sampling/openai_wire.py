@@ -195,11 +195,3 @@ def local(url: str) -> str:
             f"unix:///path/to/socket: weights go through shared memory; got {url!r}"
         )
     return url.rstrip("/").removesuffix("/v1")
-
-
-def socket_of(url: str) -> str | None:
-    return urlsplit(url).path if url.startswith("unix:") else None
-
-
-def base_of(url: str) -> str:
-    return "http://localhost" if url.startswith("unix:") else url

@@ -276,7 +276,7 @@ def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
     parts = {name for name, _ in module.named_children()}
     qkv, gate_up = attention.q_proj, mlp.gate_proj
     outputs = (attention.o_proj, mlp.down_proj)
-    usual = (
+    is_common = (
         parts == {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
         and attends.module is attention
         and not attends.cap
@@ -286,7 +286,7 @@ def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
         and all(type(each) is nn.Linear or hasattr(each, "adapter") for each in outputs)
         and all(each.bias is None for each in (gate_up, *outputs))
     )
-    if not usual:
+    if not is_common:
         raise ValueError("a layer of another kind")
     gains: dict[str, Any] = {}
     if hasattr(attention, "q_norm"):
