@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bestofk.environments.repair import Repair
 from bestofk.rewards import verifier
 from bestofk.sandbox import CodecError, decode, encode
 from bestofk.tasks import task
@@ -104,6 +105,21 @@ def test_right_answers_score_1_and_wrong_ones_0(leetcode: Any) -> None:
             [p for p, _, _ in answers], [f"```python\n{a}\n```" for _, a, _ in answers]
         )
     assert [verdict.reward for verdict in verdicts] == [reward for _, _, reward in answers]
+
+
+def test_a_program_is_repaired_by_the_case_that_its_prompt_shows(leetcode: Any) -> None:
+    """Where it shows none, the first program is the last."""
+    by_id = {prompt.id: prompt for prompt in leetcode.split("train")}
+    wrong = DOUBLE.replace("2 *", "3 *")
+    for problem, program, told in (
+        ("double", wrong, "1 of 1 shown tests fail:\ndef check(candidate):\n    assert is_same_"),
+        ("double", DOUBLE, None),
+        ("pair", wrong, None),
+    ):
+        played = Repair()
+        played.reset(**by_id[f"leetcode/{problem}"].spec)
+        reply = played(f"```python\n{program}\n```")
+        assert reply is None if told is None else str(reply).startswith(told)
 
 
 def test_what_the_reference_fails_is_left_out_and_said_once(

@@ -16,15 +16,16 @@ MOST = 3
 
 
 class Repair:
-    """Runs the tests that the prompt shows; the task's hidden tests judge the last program."""
+    """Runs the tests that the prompt shows; the task's hidden tests judge the last program. Where
+    a prompt shows none, it has one."""
 
     _verifier: ClassVar[CodeVerifier] = CodeVerifier()
     at_once: ClassVar[int] = len(os.sched_getaffinity(0))
     """Workers of the sandbox: no program waits for one while its time runs."""
 
-    def reset(self, shown: list[Any] | str, **spec: Any) -> None:
-        self._tests = [shown] if isinstance(shown, str) else list(shown)
-        each = [shown] if isinstance(shown, str) else [[test] for test in shown]
+    def reset(self, shown: list[Any] | str | None, **spec: Any) -> None:
+        self._tests = [shown] if isinstance(shown, str) else list(shown or ())
+        each = [shown] if isinstance(shown, str) else [[test] for test in self._tests]
         self._prompts = [
             with_shown_tests(Prompt("repair", "", "code", {**spec, "shown": test})) for test in each
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from bestofk.tasks.code_sets import Problem, Prompts, published
@@ -48,7 +49,7 @@ def leetcode(
 
     Numbers may differ by 1e-5, and lists are compared in any order where the problem allows that.
     Problems with several right answers of which the data lists one are left out. Where there are
-    three cases or more, the prompt shows one, which is not graded.
+    three cases or more, the prompt shows one, which is not graded; the other problems show none.
 
     Args:
         train, test: files with task_id, query, prompt, test; else $BESTOFK_DATA, else the Hub.
@@ -63,16 +64,17 @@ def leetcode(
         if tests is None:
             return "the data lists one of several right answers"
         numbers[f"leetcode/{row['task_id']}"] = int(row.get("meta", row).get("question_id", 0))
-        text, graded = row["query"], list(tests)
+        text, graded, shown = row["query"], list(tests), None
         if len(tests) > 2:
             [example], rest = shown_and_graded(graded, 1)
             if example not in rest:
-                graded = rest
+                graded, shown = rest, check_of([tests[example]])
                 text += f"\n\nFor example:\n{example}".replace(
                     "candidate(", row["entry_point"] + "("
                 )
         spec = {
-            "check": "def check(candidate):\n" + "".join(f"    {tests[test]}\n" for test in graded),
+            "check": check_of([tests[test] for test in graded]),
+            "shown": shown,
             "entry_point": row["entry_point"],
             "setup": row["prompt"] + _HELPERS,
             "prefix": row["prompt"],
@@ -96,6 +98,10 @@ def leetcode(
         packages=[name for name in PACKAGES if importlib.util.find_spec(name)],
         licence="MIT (newfacade/LeetCodeDataset)", summary="LeetCode problems with a few cases",
     )  # fmt: skip
+
+
+def check_of(asserts: Sequence[str]) -> str:
+    return "def check(candidate):\n" + "".join(f"    {each}\n" for each in asserts)
 
 
 def cases_of(check: str, statement: str) -> dict[str, str] | None:
