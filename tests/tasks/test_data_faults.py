@@ -203,8 +203,8 @@ def test_prompts_that_are_too_long_for_the_model_are_left_out_and_counted() -> N
     assert len(fitting.split("train")) == 30
     size, first, second, *_ = fitting.look("train")
     assert size == "dataset: 30 prompts in split 'train'"
-    assert first == "dataset: 31 rows read as prompt prompt, answer answer"
-    assert second == "dataset: left out: 1: 1 × the prompt is too long for the model"
+    assert first == "dataset: 31 rows read as prompt=prompt, answer=answer"
+    assert second == "dataset: 1 left out: 1 × the prompt is too long for the model"
     too_many = with_fitting_prompts(task("dataset", train=rows, **apart), model, 60)
     with pytest.raises(
         ValueError, match=r"max_new_tokens = 60, and the model has positions for 64"

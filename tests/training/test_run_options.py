@@ -121,7 +121,7 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
     assert {prompt.id for prompt in kept.split("train")} == {ids[1], ids[2]}
     assert len(kept.split("validation")) == len(countdown.split("validation"))
     assert [line for line in kept.findings() if "left out" in line] == [
-        f"left out: 4: 2 × its pass rate in {file} is outside [0.01, 0.99]; 2 × it is not in {file}"
+        f"4 left out: 2 × its pass rate in {file} is outside [0.01, 0.99]; 2 × it is not in {file}"
     ]
     with pytest.raises(ValueError, match=r"4 of 6 prompts.*none has a pass rate in \[0.4, 0.6\]"):
         with_pass_rates(countdown, "train", str(file), low=0.4, high=0.6).split("train")

@@ -114,7 +114,9 @@ def _from_python(source: Any, split: str) -> list[Row]:
     rows = list(source)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):
-            raise ValueError(f"a row of data is a dict of fields, row {number} is {row!r:.80}")
+            raise ValueError(
+                f"a row of data is a dict of fields such as prompt, row {number} is {row!r:.80}"
+            )
     return rows
 
 

@@ -160,8 +160,8 @@ class _Declaration:
             messages[at] = messages[at] | {"content": messages[at]["content"] + sentence}
         if not self.prompt or (answer and not self.answer):
             in_chat = " (chat messages)" if messages else ""
-            rest = f", answer {answer}" if answer else ""
-            read_as[f"prompt {question.strip('{}')}{in_chat}{rest}"] += 1
+            rest = f", answer={answer}" if answer else ""
+            read_as[f"prompt={question.strip('{}')}{in_chat}{rest}"] += 1
         return Prompt(
             id=id,
             text=as_messages(self.style, self.system, text)

@@ -129,7 +129,7 @@ class Task:
             reasons = Counter(self.left_out.values())
             counts = "; ".join(f"{count:,} × {why}" for why, count in reasons.most_common(5))
             more = f"; and {len(reasons) - 5} other reasons" if len(reasons) > 5 else ""
-            lines.append(f"left out: {len(self.left_out):,}: {counts}{more}")
+            lines.append(f"{len(self.left_out):,} left out: {counts}{more}")
         return lines
 
     def look(self, split: str) -> list[str]:
