@@ -12,7 +12,8 @@ A study may also have
     [test]                 flags of `bestofk sample`: split, problems, n, dtype. After training it
                            draws from best/ (the checkpoint that evaluation.best_by picks on
                            validation) and from final/; counted in STUDY-test.parquet by step,
-                           so that of a run's rows the first is the best, the last the final model
+                           so that of a run's rows the first is the best, the last the final model;
+                           `of`: a pattern in the names of the arms that are tested, else all
     [select]               k and a file of scorers: select@k of those samples by each scorer of its
                            SELECTORS, in STUDY-test-NAME.parquet (one value a problem)
     [search]               seeds = [0] run every arm; once they are done, the same command runs
@@ -20,6 +21,9 @@ A study may also have
                            begins like the pattern `of`, the one whose best checkpoint has the
                            highest value, or with last = "max@1" the highest max@1 at the end
     [unseen]               tasks that final/ is sampled on
+    turns = [1, 2]         what trajectories of at most so many turns are worth, a longer one
+                           nothing: of the last evaluation, and of [test] (STUDY-turns-1.parquet,
+                           STUDY-test-turns-1.parquet, ...)
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import functools
 import gc
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -124,12 +129,17 @@ def evaluations(folder: Path) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def counted(samples: Iterable[dict[str, Any]], problem: str) -> list[Any]:
-    """The number of successes of each problem, or how often each reward came, by problem id."""
+def counted(samples: Iterable[dict[str, Any]], problem: str, turns: float = math.inf) -> list[Any]:
+    """The number of successes of each problem, or how often each reward came, by problem id.
+
+    Args:
+        turns: of a trajectory, at most; a longer one has earned nothing.
+    """
     rewards: dict[str, collections.Counter[float]] = {}
     for sample in samples:
         counter = rewards.setdefault(sample[problem], collections.Counter())
-        counter[round(sample["reward"], 6)] += 1
+        reward = sample["reward"] if sample.get("turns", 1) <= turns else 0.0
+        counter[round(reward, 6)] += 1
     problems = [dict(sorted(rewards[name].items())) for name in sorted(rewards)]
     if all(set(one) <= {0.0, 1.0} for one in problems):
         return [one.get(1.0, 0) for one in problems]
@@ -215,6 +225,8 @@ class Study:
         self.options, self.recipe, self.arms = options, study["recipe"], arms_of(study)
         self.unseen: dict[str, dict[str, Any]] = study.get("unseen", {})
         self.test: dict[str, Any] | None = study.get("test")
+        self.tested = re.compile((self.test or {}).pop("of", ""))
+        self.turns: list[int] = study.get("turns", [])
         self.select: dict[str, Any] = study.get("select", {})
         self.out = options.out / f"{options.study}.parquet"
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -225,10 +237,12 @@ class Study:
         )
         for name in set(chosen) - set(self.arms):
             sys.exit(f"no arm {name!r} in {options.study}: {', '.join(self.arms)}")
-        further = [*self.unseen, *(["test"] if self.test else [])]
-        files = [self.out, *(self.counts_of(name) for name in further)]
-        done = set.intersection(*({(line["arm"], line["seed"]) for line in kept(f)} for f in files))
         jobs = [(arm, seed) for seed in seeds for arm in chosen]
+        files = [self.out, *map(self.counts_of, self.unseen)]
+        done = set.intersection(*({(line["arm"], line["seed"]) for line in kept(f)} for f in files))
+        if self.test:
+            tested = {(line["arm"], line["seed"]) for line in kept(self.counts_of("test"))}
+            done = {job for job in done if job in tested or not self.tested.search(job[0])}
         if "search" in study:
             first = [(arm, seed) for arm in self.arms for seed in study["search"]["seeds"]]
             complete = done.issuperset(first)
@@ -284,6 +298,12 @@ class Study:
         with self.lock:
             self.keep(self.out, arm, seed, own)
         last = {key: own[-1][key] for key in ("step", "seconds")}
+        if self.turns:
+            samples = json_lines(folder / "evaluations" / f"{last['step']:06d}.jsonl")
+            for turns in self.turns:
+                record = own[-1] | {"counts": counted(samples, "prompt_id", turns)}
+                with self.lock:
+                    self.keep(self.counts_of(f"turns-{turns}"), arm, seed, [record])
         for task, settings in self.unseen.items():
             words = self.unseen_words(task, folder)
             if (answer := ask(process, words, f"{folder}.{task}.log")) != "0":
@@ -292,9 +312,10 @@ class Study:
             with self.lock:
                 record = last | {"samples": settings["n"], "counts": counts}
                 self.keep(self.counts_of(task), arm, seed, [record])
-        if self.test and (answer := self.run_test(arm, seed, folder, own[-1], process)) != "0":
-            return answer
-        shutil.rmtree(folder)
+        if self.test and self.tested.search(arm):
+            answer = self.run_test(arm, seed, folder, own[-1], process)
+        if answer == "0":
+            shutil.rmtree(folder)
         return answer
 
     def run_test(
@@ -319,6 +340,9 @@ class Study:
             counts = counted(samples, "problem_id")
             record = about | {"samples": len(samples) // len(counts), "counts": counts}
             records.setdefault("test", []).append(record)
+            for turns in self.turns:
+                shorter = record | {"counts": counted(samples, "problem_id", turns)}
+                records.setdefault(f"test-turns-{turns}", []).append(shorter)
             for name, score in self.scores().items():
                 values = selected(samples, "problem_id", self.select["k"], score)
                 record = about | {"samples": 1, "counts": values}

@@ -253,6 +253,10 @@ def test_every_arm_is_a_recipe_that_can_be_run(study: str) -> None:
 STUDY = """
 recipe = "RECIPE"
 seeds = [0]
+turns = [1]
+[test]
+of = "twice"
+n = 4
 [settings]
 "evaluation.every" = 1
 "evaluation.prompts" = 3
@@ -285,11 +289,18 @@ def test_a_study_counts_what_its_runs_solve_on_their_own_and_on_unseen_problems(
         ("grpo, once", 1, 32),
     ]
     assert all(len(line["counts"]) == 3 for line in own)
+    (one_turn,) = run.kept(tmp_path / "c" / "small-turns-1.parquet")
+    assert one_turn == own[-1]
     (unseen,) = run.kept(tmp_path / "c" / "small-countdown.parquet")
     assert len(unseen["counts"]) == 5
     assert all(0 <= count <= 4 for count in unseen["counts"])
     assert run.main() == 0  # nothing is left to do
     assert run.kept(tmp_path / "c" / "small.parquet") == own
+
+
+def test_a_trajectory_of_more_turns_has_earned_nothing() -> None:
+    samples = [{"p": "a", "reward": 1.0, "turns": turns} for turns in (1, 3, 2, 1)]
+    assert [run.counted(samples, "p", turns) for turns in (1, 2, 3)] == [[2], [3], [4]]
 
 
 @pytest.mark.slow
