@@ -1,11 +1,5 @@
-"""Reward functions as people write them, for one completion or for a batch as in TRL.
-
-def reward(completion, answer): ...               # answer is a field of the row
-def reward(prompt, completion): ...               # prompt.text, prompt.spec["answer"]
-def reward(prompts, completions, answer, **rest): # a batch: a list for each column (TRL)
-
-Arguments are passed by name, never by position: a parameter is one of these names or a field. Each
-may be `async def`.
+"""Reward functions as people write them, for one completion or for a batch as in TRL: how each is
+called follows from the names of its parameters (`bestofk.rewards.from_function`).
 """
 
 from __future__ import annotations

@@ -15,10 +15,6 @@ says what happened (`bestofk.sandbox.CallOutcome`). It is thread-safe; from asyn
 A scorer that executes model text inside `call` can be made to return anything by that text: the
 sandbox protects the machine, not the scorer's opinion. Programs are judged by
 `bestofk.rewards.code`, where a checker in another process holds the expected results.
-
-What the sandbox can import: the standard library; `packages="all"` adds the installed packages and
-bestofk itself, `packages=("numpy",)` only those; `paths=("/my/project",)` adds folders (readable
-inside); `preload=("reasoning_gym",)` imports once, in the fork server, so that calls start warm.
 """
 
 from __future__ import annotations

@@ -45,9 +45,10 @@ class Sandbox:
         at_most: use no more than this tier (to test a lower one); loud when it costs safety.
         workers: programs run at once; the number of usable cores unless told.
         limits: default limits of every run.
-        packages: what can be imported besides the standard library: names, or "all".
-        paths: further folders on the import path.
-        preload: modules imported once, in the fork server.
+        packages: what can be imported besides the standard library: names, or "all", which adds
+            bestofk itself too.
+        paths: further folders on the import path, readable inside.
+        preload: modules imported once, in the fork server, so that calls start warm.
         writable: programs have an empty folder of their own to write in (tiers 3 and 2; an error
             elsewhere). Without it no program can write a file at any tier, so that verdicts do not
             depend on the tier.

@@ -52,8 +52,7 @@ def checked_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _need(holds: bool, rule: str, value: object) -> None:
     if not holds:
-        printed = repr(value)
-        raise ValueError(f"{rule}, got {printed if len(printed) <= 80 else printed[:77] + '...'}")
+        raise ValueError(f"{rule}, got {value!r:.80}")
 
 
 def tolerances(spec: Mapping[str, Any]) -> tuple[float, float]:

@@ -40,21 +40,20 @@ class Statements:
 _PARSING = threading.Lock()
 
 
-def parse(source: str) -> ast.Module:
+def parse(source: str, tries: int = 5) -> ast.Module:
     """`ast.parse`, one thread at a time and again when it trips.
 
     Up to Python 3.12 the parser counts its depth in one place for all threads and raises
     SystemError when two of them meet there; a thread outside of this project may be the other.
     """
-    for attempt in range(5):
-        with _PARSING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the task's own text: 1if x, "\\d"
-            try:
-                return ast.parse(source)
-            except SystemError:
-                if attempt == 4:
-                    raise
-    raise AssertionError("unreachable")
+    with _PARSING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the task's own text: 1if x, "\\d"
+        try:
+            return ast.parse(source)
+        except SystemError:
+            if tries == 1:
+                raise
+    return parse(source, tries - 1)
 
 
 def split_asserts(tests: Sequence[str] | str, setup: str = "", entry_point: str = "") -> Statements:

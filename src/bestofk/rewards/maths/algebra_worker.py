@@ -20,8 +20,8 @@ from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 
 from bestofk.rewards.maths.algebra import Undecided, exact, is_matrix, same_object
-from bestofk.rewards.maths.equality import is_wrapped, same, same_scalar
-from bestofk.rewards.maths.plain_form import is_readable
+from bestofk.rewards.maths.equality import same, same_scalar
+from bestofk.rewards.maths.plain_form import is_readable, is_wrapped
 from bestofk.rewards.maths.quantities import quantity
 
 MAX_NUMBERS = 20

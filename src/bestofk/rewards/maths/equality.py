@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from math import gcd
 
+from bestofk.rewards.maths.plain_form import is_wrapped
 from bestofk.rewards.maths.quantities import CHANGES_MEANING, is_word, number, quantity
 
 Scalar = Callable[[str, str], bool | None]
@@ -154,16 +155,6 @@ def parts(text: str) -> tuple[str, list[str]]:
             return "", [undivided.replace("\\pm", "+").lstrip("+ "), undivided.replace("\\pm", "-")]
         return "", [undivided.strip()]
     return brackets, pieces
-
-
-def is_wrapped(text: str) -> bool:
-    """Whether the first bracket closes with the last one."""
-    depth = 0
-    for i, sign in enumerate(text):
-        depth += (sign in _OPEN) - (sign in _CLOSE)
-        if depth == 0:
-            return i == len(text) - 1
-    return False
 
 
 _GREEK = (

@@ -18,7 +18,7 @@ _SIGNS = str.maketrans(
     | {"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∈": "\\in "}
     | {"∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "√": "\\sqrt", "°": "^\\circ ", "²": "^{2}"}
     | {"³": "^{3}"}
-    | dict.fromkeys("$~€£¥₹¢", " ")
+    | dict.fromkeys("$＄~€£¥₹¢", " ")
     | dict.fromkeys("\xa0\u2002\u2003\u2009\u202f", " ")
     | dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", "")
 )
@@ -175,14 +175,18 @@ def _without_groups(text: str) -> str:
 
 def _inside_braces(text: str) -> str | None:
     """What one pair of braces around the whole text holds; None where there is no such pair."""
-    if not (text.startswith("{") and text.endswith("}")) or text.endswith("\\}"):
-        return None
+    is_group = text.startswith("{") and text.endswith("}") and not text.endswith("\\}")
+    return text[1:-1].strip() if is_group and is_wrapped(text) else None
+
+
+def is_wrapped(text: str) -> bool:
+    """Whether the first bracket closes with the last one."""
     depth = 0
     for at, sign in enumerate(text):
-        depth += (sign == "{") - (sign == "}")
-        if depth == 0 and at < len(text) - 1:
-            return None
-    return text[1:-1].strip() if depth == 0 else None
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth == 0:
+            return at == len(text) - 1
+    return False
 
 
 def _worded(match: re.Match[str]) -> str:

@@ -342,7 +342,8 @@ def _attempt(test: Callable[[], str]) -> Result:
 
 def _describe(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"[:200]
+        name = "" if isinstance(error, ProgramError) else f"{type(error).__name__}: "
+        return f"{name}{error}"[:200]
     except Exception:  # an integer too long to print
         return type(error).__name__
 

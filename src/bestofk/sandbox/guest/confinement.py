@@ -346,8 +346,7 @@ def _split_readable(folders: list[str], hidden: list[str]) -> list[str]:
 # still answers); it stops opening, listing, writing, executing, and from ABI 4 on TCP, from ABI 6
 # on abstract sockets and signals to outside.
 _WRITE_FILE, _READ_FILE, _READ_DIR = 2, 4, 8
-_FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
-_FS_RIGHTS_5 = (1 << 16) - 1
+_FS_RIGHTS, _FS_RIGHTS_SINCE_5 = (1 << 15) - 1, (1 << 16) - 1
 _NET_RIGHTS = 3  # bind and connect TCP
 _SCOPES = 3  # abstract sockets, signals
 
@@ -372,11 +371,10 @@ def landlock_abi() -> int:
 def ruleset(readable: Iterable[str], sinks: Iterable[str]) -> int:
     """A descriptor of rules: read below `readable`, write to the files `sinks`."""
     version = landlock_abi()
-    if not version:
-        raise OSError(38, "no Landlock in this kernel")
-    handled = _FS_RIGHTS.get(version, _FS_RIGHTS_5)
+    if version < 3:  # before, anybody can cut off what may be read
+        raise OSError(38, f"needs Landlock 3 (Linux 6.2), this kernel has {version or 'none'}")
     attributes = _RulesetAttr(
-        fs=handled,
+        fs=_FS_RIGHTS if version < 5 else _FS_RIGHTS_SINCE_5,
         net=_NET_RIGHTS if version >= 4 else 0,
         scoped=_SCOPES if version >= 6 else 0,
     )
@@ -402,8 +400,6 @@ def _allow(rules: int, path: str, access: int) -> None:
     try:
         if not os.path.isdir(path):
             access &= _WRITE_FILE | _READ_FILE
-        if not access:
-            return
         rule = _PathRule(access, parent)
         kernel.syscall("landlock_add_rule", rules, 1, ctypes.byref(rule), 0)  # type: ignore[arg-type]
     finally:

@@ -47,7 +47,7 @@ class Frames:
 
     def __init__(self, descriptor: int, limit: int, waiting: Callable[[], None]) -> None:
         self.descriptor, self.limit, self.waiting = descriptor, limit, waiting
-        self.rest = b""
+        self.rest = bytearray()
 
     def next(self) -> tuple[int, int, bytes]:
         """(number, kind, payload). `waiting` is called around every read and write, and may raise.
@@ -60,18 +60,11 @@ class Frames:
         if size > self.limit:
             raise CodecError(f"a frame has at most {self.limit} bytes, got {size}")
         end = HEADER.size + size
-        if len(self.rest) < end:
-            self._fill(end)
-        payload, self.rest = self.rest[HEADER.size : end], self.rest[end:]
-        return number, kind, payload
-
-    def _fill(self, end: int) -> None:
-        chunks, have, self.rest = [self.rest], len(self.rest), b""
-        while have < end:
+        while len(self.rest) < end:
             self._more()
-            chunks.append(self.rest)
-            have, self.rest = have + len(self.rest), b""
-        self.rest = b"".join(chunks)
+        payload = bytes(self.rest[HEADER.size : end])
+        del self.rest[:end]
+        return number, kind, payload
 
     def _more(self) -> None:
         while True:
