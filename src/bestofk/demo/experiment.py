@@ -131,11 +131,8 @@ def some_worlds(
     rows = np.broadcast_to(popularity, (settings.worlds, 1, settings.strategies))
     law = np.concatenate([rows, 0.7 * rng.normal(size=shape)], axis=1)
     start = 0.5 * law + 0.3 * rng.normal(size=law.shape)
-    return (
-        start,
-        some_prompts(settings.prompts, law, rng),
-        some_prompts(settings.held_out, law, rng),
-    )
+    training = some_prompts(settings.prompts, law, rng)
+    return start, training, some_prompts(settings.held_out, law, rng)
 
 
 def some_prompts(count: int, law: np.ndarray, rng: np.random.Generator) -> Prompts:

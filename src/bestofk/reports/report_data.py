@@ -82,7 +82,10 @@ def page_data(
             {**curve_data(curve, names.index(curve.name)), "turns": turns, "measure": curve.metric}
             for turns, curve in findings.by_turns
         ],
-        "means": [mean(curve, names) for curve in findings.means],
+        "means": [
+            {"run": names.index(c.name), "mean": c.estimate[0], **ends(c.interval, 0)}
+            for c in findings.means
+        ],
         "summary_k": summary_k(first),
         "differences": [difference_data(one, names) for one in findings.comparisons],
         "per_problem": per_problem(findings),
@@ -145,7 +148,6 @@ def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str
         about += f"; a sample passes when its reward is at least {threshold:g}"
     return {
         "key": key,
-        "label": key,
         "about": about + ".",
         "ceiling": None if rewards else 1,
         "curves": [curve_data(curve, names.index(curve.name)) for curve in curves],
@@ -166,7 +168,6 @@ def thin(last: int, count: int = 72) -> list[int]:
 def curve_data(curve: Curve, run: int) -> dict[str, Any]:
     ks = thin(int(curve.k[-1]))
     at = np.searchsorted(curve.k, ks)
-
     return {
         "run": run,
         "k": ks,
@@ -212,14 +213,6 @@ def difference_data(one: Comparison, names: Sequence[str]) -> dict[str, Any]:
         "n_a": one.n_a,
         "n_b": one.n_b,
         **about(one),
-    }
-
-
-def mean(curve: Curve, names: Sequence[str]) -> dict[str, Any]:
-    return {
-        "run": names.index(curve.name),
-        "mean": curve.estimate[0],
-        **ends(curve.interval, 0),
     }
 
 

@@ -162,9 +162,8 @@ def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_beside(file: Path) -> dict[str, Any]:
     """The settings of the run whose folder keeps this file; none where it is in no run's folder."""
-    settings = file.parent.parent / "config.toml"
-    is_kept = file.parent.name in ("evaluations", "samples") and settings.is_file()
-    return flatten(read_toml(settings)) if is_kept else {}
+    is_kept = file.parent.name in ("evaluations", "samples")
+    return settings_in(file.parent.parent) if is_kept else {}
 
 
 def load_folder(
@@ -175,29 +174,25 @@ def load_folder(
     Raises:
         ValueError: the folder is no run's, or is empty.
     """
-    settings, recorded = path / "config.toml", path / "metrics.jsonl"
-    if not settings.is_file() and not recorded.is_file():
+    recorded = path / "metrics.jsonl"
+    if not (path / "config.toml").is_file() and not recorded.is_file():
         return load_file(locate(path), name, say, reading)
-    config = flatten(read_toml(settings)) if settings.is_file() else {}
     metrics = tuple(runs.read_metrics(path)) if recorded.is_file() else ()
-    folders = [
-        folder for folder in ("evaluations", "samples") if any((path / folder).glob("*.jsonl"))
-    ]
     source = Source(name=name, path=str(path), format="run folder")
-    if folders:
-        file = locate(path)
-        source = load_file(file, name, say, reading)
-        source = replace(source, path=str(file))
+    if any(any((path / folder).glob("*.jsonl")) for folder in ("evaluations", "samples")):
+        source = load_file(locate(path), name, say, reading)
     if source.samples is None and not metrics:
         raise ValueError(
             f"{path} is an empty run: no step was recorded in metrics.jsonl and no sample was kept"
         )
-    return replace(source, metrics=metrics, config=config)
+    return replace(source, metrics=metrics, config=settings_in(path))
 
 
-def read_toml(file: Path) -> dict[str, Any]:
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The settings of a run's folder by dotted name; none where it has no config.toml."""
+    file = folder / "config.toml"
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return flatten(tomllib.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
 

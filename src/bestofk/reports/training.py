@@ -12,6 +12,7 @@ from bestofk import metrics
 from .sources import Source
 
 Line = Mapping[str, Any]
+Pick = Callable[[Line], float | None]
 
 
 def no_signal_share(line: Line) -> float | None:
@@ -19,34 +20,26 @@ def no_signal_share(line: Line) -> float | None:
     return line.get(metrics.GROUPS_NO_SIGNAL, math.nan) / total if total else None
 
 
-def value(name: str) -> Callable[[Line], float | None]:
+def value(name: str) -> Pick:
     return lambda line: line.get(name)
 
 
-def ending(name: str) -> Callable[[Line], float | None]:
+def ending(name: str) -> Pick:
     return lambda line: line[metrics.ENDED_BY].get(name, 0.0) if metrics.ENDED_BY in line else None
 
 
-STEPS: tuple[tuple[str, str, Callable[[Line], float | None]], ...] = (
-    (
-        "Mean reward",
-        "Of the samples drawn at each step, on training prompts.",
-        value(metrics.REWARD),
-    ),
+REWARD = ("Mean reward", "Of a step's samples, on training prompts.", value(metrics.REWARD))
+STEPS: tuple[tuple[str, str, Pick], ...] = (
     (
         "No-signal share",
-        "Groups whose advantages are all zero: they teach nothing.",
+        "Groups with advantages of zero only: they teach nothing.",
         no_signal_share,
     ),
     ("Entropy", "Of the policy, nats per token.", value(metrics.ENTROPY)),
     ("Turns", "Messages of the model in a trajectory.", value(metrics.TURNS)),
     ("Tool errors", "In a trajectory; the model was told.", value(metrics.TOOL_ERRORS)),
     ("Gradient norm", "Before clipping.", value(metrics.GRAD_NORM)),
-    (
-        "Effective sample share",
-        "Of the k-subsets under the policy's ratios; small means the data are stale.",
-        value(metrics.ESS),
-    ),
+    ("Effective sample share", "Of the k-subsets; small: the data are stale.", value(metrics.ESS)),
 )
 
 
@@ -58,15 +51,15 @@ def training_curves(sources: Sequence[Source]) -> list[dict[str, Any]]:
     best = sorted(name for name in names if re.fullmatch(r"max@\d+", name))
     ends = sorted({end for line in every_line for end in line.get(metrics.ENDED_BY, ())})
     kinds = [
-        *STEPS[:1],
+        REWARD,
         *((f"Training {key}", "Expected best reward among k samples.", value(key)) for key in best),
-        *STEPS[1:],
+        *STEPS,
         *((f"Ended by: {end}", "Share of trajectories.", ending(end)) for end in ends),
     ]
     for label, about, pick in kinds:
         curves: list[dict[str, Any]] = []
         for run, source in enumerate(sources):
-            steps, values = _series(source, "train", pick)
+            steps, values = _series(source, pick)
             if steps:
                 curves.append({"run": run, "step": steps, "value": values})
         if curves:
@@ -122,11 +115,8 @@ def progress(source: Source) -> str | None:
     if timed and step < total:
         recent = [sum(seconds.values()) for seconds in timed[-20:]]
         seconds_left = sum(recent) / len(recent) * (total - step)
-        said.append(
-            f"about {seconds_left / 60:.0f} min left"
-            if seconds_left >= 90
-            else f"about {seconds_left:.0f} s left"
-        )
+        minutes = f"{seconds_left / 60:.0f} min" if seconds_left >= 90 else f"{seconds_left:.0f} s"
+        said.append(f"about {minutes} left")
     k = max((int(name) for name in re.findall(r"\d+", said[0])), default=1)
     names = [name for name in (f"max@{k}", "max@8", "max@1") if tests and name in tests[-1]]
     if names:
@@ -162,10 +152,8 @@ def _lines(source: Source, kind: str) -> Iterable[Line]:
     return (line for line in source.metrics if line.get("kind") == kind)
 
 
-def _series(
-    source: Source, kind: str, pick: Callable[[Line], float | None]
-) -> tuple[list[int], list[float]]:
-    pairs = [(line["step"], pick(line)) for line in _lines(source, kind)]
+def _series(source: Source, pick: Pick) -> tuple[list[int], list[float]]:
+    pairs = [(line["step"], pick(line)) for line in _lines(source, "train")]
     finite = [(s, v) for s, v in pairs if isinstance(v, int | float) and math.isfinite(v)]
     return [s for s, _ in finite], [float(v) for _, v in finite]
 
@@ -204,29 +192,24 @@ def _evaluation(sources: Sequence[Source], name: str) -> dict[str, Any]:
             })  # fmt: skip
             facts.append(f"n = {lines[-1].get('samples_per_prompt')}, "
                          f"{lines[-1].get('prompts')} problems")  # fmt: skip
-    k, seeds = name.partition("@")[2], _seeds(sources, [curve["run"] for curve in curves])
+    k, seed = name.partition("@")[2], _setting(sources, [c["run"] for c in curves], "run.seed")
     counts = facts[0] if len(set(facts)) == 1 else "; ".join(facts)
     return {
         "label": f"{' and '.join(splits).capitalize()} {name}",
         "about": f"On {' and '.join(splits)} problems, with 95% intervals over problems.",
         "kind": "evaluation",
         "zero": False,
-        "facts": f"k = {k} · {counts} · {seeds}",
+        "facts": f"k = {k} · {counts} · seed {seed}",
         "curves": curves,
     }
 
 
 def _facts(sources: Sequence[Source], runs: Sequence[int]) -> str:
-    def setting(key: str) -> str:
-        values = dict.fromkeys(str(sources[run].config.get(key, "not recorded")) for run in runs)
-        return " / ".join(values)
-
-    return (
-        f"objective {setting('objective')} · n = {setting('sampling.samples_per_prompt')} · "
-        f"{setting('sampling.prompts_per_step')} problems per step · {_seeds(sources, runs)}"
-    )
+    names = ("objective", "sampling.samples_per_prompt", "sampling.prompts_per_step", "run.seed")
+    objective, n, prompts, seed = (_setting(sources, runs, name) for name in names)
+    return f"objective {objective} · n = {n} · {prompts} problems per step · seed {seed}"
 
 
-def _seeds(sources: Sequence[Source], runs: Sequence[int]) -> str:
-    seeds = dict.fromkeys(str(sources[run].config.get("run.seed", "not recorded")) for run in runs)
-    return f"seed {' / '.join(seeds)}"
+def _setting(sources: Sequence[Source], runs: Sequence[int], name: str) -> str:
+    values = (str(sources[run].config.get(name, "not recorded")) for run in runs)
+    return " / ".join(dict.fromkeys(values))

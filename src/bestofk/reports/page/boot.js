@@ -16,6 +16,9 @@ function head() {
     },
     themes.auto,
   );
+  const lines = (label, texts) =>
+    texts.length > 0 &&
+    el("ul", { class: "verdicts", "aria-label": label }, texts.map((text) => el("li", {}, text)));
   document.getElementById("top").append(
     el(
       "div",
@@ -32,18 +35,8 @@ function head() {
         ),
       ),
       el("h1", {}, DATA.title),
-      DATA.progress.length > 0 &&
-        el(
-          "ul",
-          { class: "verdicts", "aria-label": "Progress" },
-          DATA.progress.map((line) => el("li", {}, line)),
-        ),
-      DATA.verdicts.length > 0 &&
-        el(
-          "ul",
-          { class: "verdicts", "aria-label": "Verdict" },
-          DATA.verdicts.map((line) => el("li", {}, line)),
-        ),
+      lines("Progress", DATA.progress),
+      lines("Verdict", DATA.verdicts),
     ),
   );
 }

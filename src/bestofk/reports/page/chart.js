@@ -72,7 +72,6 @@ function axes(spec) {
 
 function yRange(spec) {
   return (_, low, high) => {
-    if (spec.yRange) return spec.yRange;
     if (low === null || !isNumber(low)) return [0, 1];
     if (spec.zero) {
       low = Math.min(low, 0);
@@ -150,8 +149,8 @@ function guides(u, spec) {
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
-  for (const value of spec.horizontal ?? []) {
-    const y = u.valToPos(value, "y", true);
+  if (spec.base !== undefined) {
+    const y = u.valToPos(spec.base, "y", true);
     ctx.strokeStyle = colour("--soft");
     ctx.lineWidth = ratio;
     ctx.setLineDash([]);

@@ -27,7 +27,7 @@ function differenceSpec(d) {
     log: true,
     zero: true,
     write: signed,
-    horizontal: [0],
+    base: 0,
     vertical: mark || [],
     series: [{ run: d.b, x: d.k, y: d.difference, low: d.low, high: d.high, mark: name, noLabel: true }],
   };
@@ -147,7 +147,7 @@ function scatter(openProblems) {
   };
   const measure = () => measures.find((m) => m.key === state.measure);
   const values = (run) => measure().values[measure().k.indexOf(state.k)][run];
-  const label = () => measureNamed(state.measure).label.replace("k", state.k);
+  const label = () => state.measure.replace("k", state.k);
   const chart = scatterChart({
     title: "Per-problem comparison of two runs",
     ids,
@@ -179,7 +179,7 @@ function scatter(openProblems) {
     controls.replaceChildren(
       chooser(
         "Measure",
-        measures.map((m) => ({ value: m.key, label: measureNamed(m.key).label })),
+        measures.map((m) => ({ value: m.key, label: m.key })),
         state.measure,
         change("measure"),
       ),

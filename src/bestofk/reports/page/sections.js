@@ -1,7 +1,6 @@
 // The sections of the page, one function each; a section without data is left out.
 
 let figures = 0;
-const measureNamed = (key) => DATA.measures.find((measure) => measure.key === key);
 const span = ([low, high]) => (low === high ? count(low) : `${count(low)}–${count(high)}`);
 const percent = (level) => `${Number((100 * level).toPrecision(4))}%`;
 
@@ -19,7 +18,7 @@ function section(id, title, lead, ...content) {
   };
 }
 
-function figure(title, { runs = null, chart, caption, facts, table, wide = false, aside = null }) {
+function figure(title, { runs = null, chart, caption, facts, table, wide = false }) {
   figures += 1;
   const node = el(
     "figure",
@@ -27,7 +26,6 @@ function figure(title, { runs = null, chart, caption, facts, table, wide = false
     el("div", { class: "head" }, el("h3", {}, `Figure ${figures}. ${title}`)),
     runs && legend(runs),
     chart,
-    aside,
     el("figcaption", {}, caption, el("span", { class: "facts" }, facts)),
     table && tableBehind(table),
   );
@@ -92,7 +90,7 @@ function summary() {
     return found ? [fixed(found.mean), interval(found.low, found.high)] : "–";
   };
   const mean = DATA.means.length > 0;
-  const rows = measure.curves.map((curve) => [
+  const cellsOf = (curve) => [
     runName(curve.run),
     ...columns.map((k) => {
       const i = curve.k.indexOf(k);
@@ -103,9 +101,9 @@ function summary() {
     count(curve.problems),
     count(DATA.runs[curve.run].samples),
     count(DATA.runs[curve.run].unscored),
-  ]);
-  const kind = measure.label.replace("k", "");
-  const caption = `${measure.label} with ${percent(measure.curves[0].confidence)} intervals over problems. ${measure.about}`;
+  ];
+  const kind = measure.key.replace("k", "");
+  const caption = `${measure.key} with ${percent(measure.curves[0].confidence)} intervals over problems. ${measure.about}`;
   const head = [
     ...columns.map((k) => kind + k),
     ...(mean ? ["mean reward"] : []),
@@ -115,7 +113,8 @@ function summary() {
     "unscored",
   ];
   // A narrow screen shows the same table on its side, so that nothing has to be scrolled to.
-  const turned = head.map((name, i) => [name, ...rows.map((row) => copyOf(row[i + 1]))]);
+  const columnsOfRuns = measure.curves.map(cellsOf);
+  const turned = head.map((name, i) => [name, ...columnsOfRuns.map((cells) => cells[i + 1])]);
   return section(
     "summary",
     "Summary",
@@ -124,12 +123,12 @@ function summary() {
     el(
       "div",
       { class: "narrow" },
-      legendOf(measure.curves.map((curve) => curve.run)),
+      el("p", { class: "small" }, measure.curves.map((curve) => [runName(curve.run), " "])),
       dataTable(["", ...measure.curves.map((curve) => tag(curve.run))], turned, { caption }),
     ),
     dataTable(
       ["run", ...head],
-      rows,
+      measure.curves.map(cellsOf),
       { caption, className: "table broad" },
     ),
     el(
@@ -146,13 +145,6 @@ function summary() {
   );
 }
 
-const copyOf = (cell) => (Array.isArray(cell) ? cell.map((part) => (part instanceof Node ? part.cloneNode(true) : part)) : cell);
-const legendOf = (runs) =>
-  el(
-    "p",
-    { class: "small" },
-    runs.map((run) => [runName(run), " "]),
-  );
 
 // --- coverage curves
 const BANDS = [
@@ -194,7 +186,7 @@ function turnsFigure(curves) {
     xName: "k",
     yLabel: name,
     log: true,
-    ceiling: measureNamed(curves[0].measure).ceiling,
+    ceiling: DATA.measures.find((one) => one.key === curves[0].measure).ceiling,
     series: curves.map((c) => ({
       run: c.run,
       x: c.k,
@@ -230,21 +222,21 @@ function coverage() {
       });
     const runs = measure.curves.map((c) => c.run);
     const said = () => BANDS.find((b) => b.value === band).said;
-    const title = (c) => `${letter(c.run)} ${measure.label}`;
-    const table = () => curveTable(measure.curves, title, `${measure.label}, ${said()}`, band);
+    const title = (c) => `${letter(c.run)} ${measure.key}`;
+    const table = () => curveTable(measure.curves, title, `${measure.key}, ${said()}`, band);
     const lead = measure === DATA.measures[0];
     const chart = lineChart({
-      title: `${measure.label} against k`,
+      title: `${measure.key} against k`,
       height: lead ? 420 : 300,
       names: lead,
       xLabel: "k (samples drawn, log scale)",
       xName: "k",
-      yLabel: measure.label,
+      yLabel: measure.key,
       log: true,
       ceiling: measure.ceiling,
       series: series(),
     });
-    const box = figure(measure.label, {
+    const box = figure(measure.key, {
       wide: lead,
       runs,
       chart: chart.host,
