@@ -53,7 +53,9 @@ class Update:
             NonFinite: the weights are as before.
         """
         rate = self.settings.learning_rate_at(self.steps, self.total_steps)
-        norm, limit = self._clip(), self.stop_grad_norm
+        longest, limit = self.settings.max_grad_norm or math.inf, self.stop_grad_norm
+        length = nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+        norm = float(distributed.full(length))  # 0 where nothing has a gradient
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm) or norm > limit:
             self.forget()
             raise NonFinite(
@@ -71,14 +73,6 @@ class Update:
         self.forget()
         self.steps += 1
         return {metrics.LEARNING_RATE: rate, metrics.GRAD_NORM: norm}
-
-    def _clip(self) -> float:
-        """Scale the gradient down; its norm before, over all ranks."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        if not parameters:
-            return 0.0
-        limit = self.settings.max_grad_norm or math.inf
-        return float(distributed.full(nn.utils.clip_grad_norm_(parameters, limit)))
 
 
 def adamw(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:

@@ -157,7 +157,9 @@ def load_tokenizer(
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, TypeError) as error:
-        if "gguf_file" in options or not Path(place).is_dir() or _has_tokenizer(Path(place)):
+        names = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "*.tiktoken", "tekken.json")
+        has_one = any(file for name in names for file in Path(place).glob(name))
+        if "gguf_file" in options or not Path(place).is_dir() or has_one:
             raise
         raise ValueError(
             f"{os.fspath(name)} has no tokenizer: copy tokenizer.json and tokenizer_config.json of "
@@ -166,11 +168,6 @@ def load_tokenizer(
     if chat_template:
         with_template_values(tokenizer, chat_template, os.fspath(name))
     return tokenizer
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    names = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "*.tiktoken", "tekken.json")
-    return any(file for name in names for file in folder.glob(name))
 
 
 def with_template_values(tokenizer: Any, values: Mapping[str, Any], name: str) -> None:

@@ -24,9 +24,15 @@ def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     A weight that is used twice (tied) comes once. Other tensors are the model's own: who keeps one
     copies it.
     """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    def layer_of(pair: tuple[str, Tensor]) -> str:
+        result = LAYER.match(pair[0])
+        return result[1] if result else ""
+
     base = base_model(model)
-    for _, layer in groupby(merged(base), key=lambda pair: _layer_of(pair[0])):
-        yield from _as_on_disk(base, dict(layer)).items()
+    for _, layer in groupby(merged(base), key=layer_of):
+        yield from revert_weight_conversion(base, dict(layer)).items()
 
 
 class LowRank(NamedTuple):
@@ -53,15 +59,3 @@ def low_rank(module: Any) -> list[LowRank] | None:
     return [
         LowRank(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in names
     ]
-
-
-def _layer_of(name: str) -> str:
-    result = LAYER.match(name)
-    return result[1] if result else ""
-
-
-def _as_on_disk(base: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Undo what transformers does to some models' weights when it loads them."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    return dict(revert_weight_conversion(base, weights))

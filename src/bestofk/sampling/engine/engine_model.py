@@ -74,7 +74,10 @@ class EngineModel:
             name: sum(len(one.down) for one in parts or ()) for name, parts in adapters.items()
         }
         self.model = _copied(base, dtype, self.copies, {} if self.merging else ranks)
-        residual = _residual(base, dtype)
+        # What the learner's layers add to has the embedding's dtype, and that of weights at least.
+        embedding = base.get_input_embeddings().weight
+        kind = embedding.dtype if embedding.is_floating_point() else dtype
+        residual = torch.promote_types(kind, dtype)
         self.model.get_input_embeddings().register_forward_hook(
             lambda module, args, out: out.to(residual)
         )
@@ -286,10 +289,3 @@ def _copied(base: Any, dtype: torch.dtype, new: bool, ranks: dict[str, int]) -> 
     if type(head) is nn.Linear:
         copied.set_output_embeddings(Float32Head(head))
     return copied
-
-
-def _residual(base: Any, dtype: torch.dtype) -> torch.dtype:
-    """What the learner's layers add to: the embedding's dtype, and that of the weights at least."""
-    weight = base.get_input_embeddings().weight
-    kind = weight.dtype if weight.is_floating_point() else dtype
-    return torch.promote_types(kind, dtype)
