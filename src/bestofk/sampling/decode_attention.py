@@ -1,7 +1,7 @@
 """Attention of one new token per row, on CPU: two matrix products instead of a fused kernel.
 
-The fused kernel works tile by tile over queries; with a single query per row it is two to seven
-times slower than this, most of all where heads share keys.
+The fused kernel works tile by tile over queries. With a single query per row it takes up to 2.3
+times as long as this (PyTorch 2.13, two cores), and sampling a tiny policy 1.4 to 1.7 times.
 """
 
 from __future__ import annotations
