@@ -50,6 +50,19 @@ def adapted_modules(base: Any) -> dict[str, Any]:
     }
 
 
+def decoder_layers(base: Any) -> list[Any]:
+    """A model's layers; which modules they are it says itself, by class."""
+    names = set(getattr(base, "_no_split_modules", None) or ())
+    return [module for module in base.modules() if type(module).__name__ in names]
+
+
+def attention_sizes(config: Any) -> tuple[int, int, int]:
+    """Heads, those that keys and values have, and the size of each."""
+    heads = config_value(config, "num_attention_heads") or 1
+    size = config_value(config, "head_dim") or (config_value(config, "hidden_size") or 0) // heads
+    return heads, config_value(config, "num_key_value_heads") or heads, size
+
+
 def config_value(config: Any, name: str) -> Any:
     """A setting of a model's text config; None where it has none, or another for each layer."""
     try:

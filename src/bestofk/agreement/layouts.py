@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """While inside, every module computes in float32, its weights cast while it runs.
 
     For frozen weights in bfloat16, below adapters: one module's at a time need the memory. Those in
-    4 bits are written out by their module, in the dtype that it is told.
+    4 bits are written out by their module, in the dtype that it is told. Nothing may be compiled.
     """
     originals: dict[nn.Parameter, Tensor] = {}
 
@@ -76,8 +76,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     hooks = [module.register_forward_pre_hook(cast) for module in reduced]
     hooks += [module.register_forward_hook(restore, always_call=True) for module in reduced]
     try:
-        with torch.compiler.set_stance("force_eager") if reduced else nullcontext():
-            yield
+        yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -28,6 +28,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
+from bestofk.model_facts import base_model, decoder_layers
+
 
 def is_shared() -> bool:
     """Whether several processes work together."""
@@ -77,11 +79,8 @@ def accumulate(scorer: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return scorer.no_sync() if isinstance(scorer, DDP) and not last else nullcontext()
 
 
-def share_out(scorer: nn.Module) -> None:
-    """Share the weights out over all processes, in place, each layer gathered as a unit.
-
-    Which modules are layers the model says itself, by class.
-    """
+def share_out(scorer: Any) -> None:
+    """Share the weights out over all processes, in place, each layer gathered as a unit."""
     device = next(scorer.parameters()).device
     gpu = device.type == "cuda"
     if not dist.is_initialized():
@@ -94,8 +93,7 @@ def share_out(scorer: nn.Module) -> None:
             device_id=device if gpu else None,
         )
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    names = set(getattr(scorer, "_no_split_modules", None) or ())
-    for layer in [module for module in scorer.modules() if type(module).__name__ in names]:
+    for layer in decoder_layers(base_model(scorer.model)):
         fully_shard(layer, mesh=mesh)
     fully_shard(scorer, mesh=mesh)
 

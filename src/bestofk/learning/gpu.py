@@ -13,7 +13,7 @@ from bestofk.devices import card_bytes, keep_compiled
 from bestofk.learning.attention import fits
 from bestofk.learning.layout import Row
 from bestofk.learning.scorer import CHUNK
-from bestofk.model_facts import base_model, config_value
+from bestofk.model_facts import attention_sizes, base_model, config_value, decoder_layers
 from bestofk.precision import Precision
 from bestofk.types import Group
 
@@ -45,9 +45,7 @@ def settings(model: Any, precision: Precision, *, checkpointing: bool) -> GpuSet
         return GpuSettings()
     count = sum(p.numel() for p in base.parameters())
     total = card_bytes(parameter.device)
-    heads = config_value(base.config, "num_attention_heads") or 1
-    hidden = config_value(base.config, "hidden_size") or 0
-    size = config_value(base.config, "head_dim") or hidden // heads
+    size = attention_sizes(base.config)[-1]
     return GpuSettings(
         tokens=token_budget(base.config, model_bytes(model), total, checkpointing=checkpointing),
         logits=LOGITS,
@@ -65,7 +63,6 @@ def compile_layers(model: Any) -> None:
     """
     keep_compiled()
     base = base_model(model)
-    names = set(getattr(base, "_no_split_modules", None) or ())
     if next(base.parameters()).is_cuda:
         from torch._inductor.async_compile import maybe_warm_pool
 
@@ -75,9 +72,8 @@ def compile_layers(model: Any) -> None:
     # out late that they cannot be, and starts again.
     torch._dynamo.config.specialize_float = True
     base.get_input_embeddings().register_forward_hook(_equal_for_all_layers)
-    for layer in base.modules():
-        if type(layer).__name__ in names:
-            layer.compile(dynamic=True)
+    for layer in decoder_layers(base):
+        layer.compile(dynamic=True)
 
 
 def _equal_for_all_layers(module: nn.Module, args: Any, states: Tensor) -> Tensor:

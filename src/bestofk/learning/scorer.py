@@ -37,7 +37,6 @@ class Scorer(nn.Module):
         self.model = model
         self.temperature = temperature
         self.chunk = chunk
-        self._no_split_modules = getattr(model, "_no_split_modules", None)
         self._split = head_is_last(base_model(model))
         head = base_model(model).get_output_embeddings() if self._split else None
         self.can_fuse = type(head) is nn.Linear and head.bias is None

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from bestofk.model_facts import config_value
+from bestofk.model_facts import attention_sizes, config_value
 
 
 class RoomyLayer(DynamicLayer):
@@ -47,9 +47,7 @@ def _with_room(states: Tensor, n: int, extra: int) -> Tensor:
 
 def rows_that_fit(config: PretrainedConfig, length: int, room: float) -> int:
     """How many rows of `length` tokens have their float32 keys and values in `room` bytes."""
-    heads = config_value(config, "num_attention_heads") or 1
-    shared = config_value(config, "num_key_value_heads") or heads
-    size = config_value(config, "head_dim") or (config_value(config, "hidden_size") or 0) // heads
+    _, shared, size = attention_sizes(config)
     row = 2 * 4 * length * shared * size * (config_value(config, "num_hidden_layers") or 0)
     return max(1, int(room // row)) if row else 2**31
 

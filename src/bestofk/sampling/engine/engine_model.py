@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from bestofk.model_facts import adapted_modules, base_model, merged
+from bestofk.model_facts import adapted_modules, base_model, decoder_layers, merged
 from bestofk.sampling.engine.attention_interface import BACKEND, CannotRun, engine_attention
 from bestofk.sampling.engine.layers import FusedModel, fused_model
 from bestofk.sampling.engine.linear_layers import (
@@ -97,12 +97,11 @@ class EngineModel:
             self.plain_backend = "sdpa"
         self.load_weights(model)
         self.attention_layers = self._find_attention()
-        names = set(getattr(base, "_no_split_modules", None) or ())
         inside = {id(layer.module) for layer in self.attention_layers}
         self.decoder_layers = [
-            module
-            for module in self.model.modules()
-            if type(module).__name__ in names and inside & {id(m) for m in module.modules()}
+            layer
+            for layer in decoder_layers(self.model)
+            if inside & {id(module) for module in layer.modules()}
         ]
         self.fused_model: FusedModel | None = None
         """The same weights as fused layers, if the model is of that kind."""
