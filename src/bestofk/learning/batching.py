@@ -65,7 +65,7 @@ class Batching:
         if self.device.type == "cuda":
             budget = gpu.even_budget(groups, rows, budget, packed=self.layout == "packed")
         cut = micro_batches(groups, rows, budget=budget, layout=self.layout)
-        count = distributed.most(len(cut))
+        count = distributed.largest_count(len(cut))
         filler: list[tuple[list[Row], bool]] = [([(0, 0)], False)] * (count - len(cut))
         return filler + [(rows, True) for rows in cut]
 

@@ -50,7 +50,7 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def most(count: int) -> int:
+def largest_count(count: int) -> int:
     """The largest count of any rank: forward passes are collective, so all make as many."""
     return max(1, *gather(count)) if is_shared() else count
 
@@ -79,7 +79,7 @@ def accumulate(scorer: nn.Module, last: bool) -> AbstractContextManager[Any]:
     return scorer.no_sync() if isinstance(scorer, DDP) and not last else nullcontext()
 
 
-def share_out(scorer: Any) -> None:
+def shard(scorer: Any) -> None:
     """Share the weights out over all processes, in place, each layer gathered as a unit."""
     device = next(scorer.parameters()).device
     gpu = device.type == "cuda"
@@ -98,20 +98,20 @@ def share_out(scorer: Any) -> None:
     fully_shard(scorer, mesh=mesh)
 
 
-def settle(scorer: nn.Module) -> None:
+def reshard(scorer: nn.Module) -> None:
     """Every weight back to its shard: the last forward pass left the outermost gathered."""
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def full(tensor: Tensor) -> Tensor:
+def unsharded(tensor: Tensor) -> Tensor:
     """All of a tensor that may be shared out; all processes ask together."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
+def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor shared out as another one is; every process brings all of it."""
     own = tensor.to(like.device, like.dtype, copy=True)  # out of a file's memory
     if isinstance(like, DTensor):
@@ -119,7 +119,7 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     return own
 
 
-def hollow(model: Any) -> Any:
+def meta_copy(model: Any) -> Any:
     """A copy of the model's modules and buffers, with weights that take no memory."""
     weights = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
                for p in model.parameters()}  # fmt: skip
@@ -127,9 +127,9 @@ def hollow(model: Any) -> Any:
 
 
 @contextmanager
-def filled(copied: nn.Module, scorer: nn.Module, model: nn.Module) -> Iterator[None]:
+def with_weights(copied: nn.Module, scorer: nn.Module, model: nn.Module) -> Iterator[None]:
     """While inside, the hollow copy has the model's weights, all of them; all processes enter."""
-    settle(scorer)
+    reshard(scorer)
     empty = [dict(module._parameters) for module in copied.modules()]
     built: dict[int, nn.Parameter] = {}
     try:
@@ -137,7 +137,7 @@ def filled(copied: nn.Module, scorer: nn.Module, model: nn.Module) -> Iterator[N
             for name, p in theirs._parameters.items():
                 if p is not None:
                     if id(p) not in built:
-                        built[id(p)] = nn.Parameter(full(p), p.requires_grad)
+                        built[id(p)] = nn.Parameter(unsharded(p), p.requires_grad)
                     mine._parameters[name] = built[id(p)]
         yield
     finally:
@@ -148,7 +148,7 @@ def filled(copied: nn.Module, scorer: nn.Module, model: nn.Module) -> Iterator[N
 Moments = Mapping[str, Mapping[str, Tensor]]
 
 
-def taken(
+def state_of(
     model: nn.Module, optimiser: Optimizer, *, keep: bool
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Trained weights, and what the optimiser remembers of each, by the weight's name.
@@ -169,10 +169,10 @@ def taken(
     return weights, moments
 
 
-def put(
+def load_state(
     model: nn.Module, optimiser: Optimizer, weights: Mapping[str, Tensor], moments: Moments
 ) -> None:
-    """The opposite of `taken`; every process brings all of the state.
+    """The opposite of `state_of`; every process brings all of the state.
 
     Raises:
         ValueError: the state is not this model's.
@@ -190,10 +190,10 @@ def put(
     remembered = optimiser.state
     with torch.no_grad():
         for name, parameter in own.items():
-            parameter.copy_(placed(weights[name], parameter))
+            parameter.copy_(sharded_like(weights[name], parameter))
             remembered[parameter] = {
                 what: (
-                    placed(value, parameter)
+                    sharded_like(value, parameter)
                     if value.dim()
                     else value.to(parameter.device, copy=True)
                 )
@@ -206,5 +206,5 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _own(value: Tensor, keep: bool) -> Tensor:
-    gathered = full(value)
+    gathered = unsharded(value)
     return gathered.cpu() if keep else gathered

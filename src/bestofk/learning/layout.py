@@ -91,20 +91,20 @@ def flat_segments(
         copied += p * len(cut)
 
     def ends(lengths: Sequence[int]) -> Tensor:
-        return there(np.cumsum([0, *lengths]).astype(np.int32), device)
+        return to_device(np.cumsum([0, *lengths]).astype(np.int32), device)
 
     longest = (max(sizes), max(runs), max(prompts))
     return FlatSegments(
         parts=ends(sizes),
         queries=ends(runs),
         keys=ends(prompts_seen),
-        prompt_at=there(np.concatenate(places), device),
-        first=there(np.concatenate(firsts), device),
-        longest=(_up(longest[0]), _up(longest[1]), _up(longest[2])),
+        prompt_at=to_device(np.concatenate(places), device),
+        first=to_device(np.concatenate(firsts), device),
+        longest=(_rounded_up(longest[0]), _rounded_up(longest[1]), _rounded_up(longest[2])),
     )
 
 
-def _up(length: int) -> int:
+def _rounded_up(length: int) -> int:
     """A few values for all lengths: the same kernels run in every step."""
     return max(128, 1 << (length - 1).bit_length())
 
@@ -199,7 +199,7 @@ def packed(
     else:
         owner = [number for number, siblings in enumerate(fed) for _ in siblings]
         places = _segments(prompts, [each for siblings in fed for each in siblings], owner, at)
-        segments = Segments(*(there(part, device) for part in places))
+        segments = Segments(*(to_device(part, device) for part in places))
     return Batch(
         rows=tuple(rows),
         input_ids=_joined(tokens, device)[None],
@@ -251,9 +251,9 @@ def padded(groups: Sequence[Group], rows: Sequence[Row], device: torch.device | 
     positions = np.broadcast_to(np.arange(width), input_ids.shape)
     return Batch(
         rows=tuple(rows),
-        input_ids=there(input_ids, device),
-        position_ids=there(positions, device),
-        attention_mask=there(real, device),
+        input_ids=to_device(input_ids, device),
+        position_ids=to_device(positions, device),
+        attention_mask=to_device(real, device),
         segments=None,
         **_predictions(source, [answer[own] for _, answer, own in parts], device),
     )
@@ -288,15 +288,15 @@ def _predictions(
         "lengths": lengths,
         "source": _joined(source, device),
         "target": _joined(targets, device),
-        "row_of": there(np.repeat(np.arange(len(targets)), lengths), device),
+        "row_of": to_device(np.repeat(np.arange(len(targets)), lengths), device),
     }
 
 
 def _joined(parts: Sequence[np.ndarray], device: torch.device | str) -> Tensor:
-    return there(np.concatenate(parts, dtype=np.int64), device)
+    return to_device(np.concatenate(parts, dtype=np.int64), device)
 
 
-def there(array: np.ndarray, device: torch.device | str) -> Tensor:
+def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     """A tensor of these values; on CUDA copied from pinned memory while the GPU works on."""
     tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if torch.device(device).type != "cuda":

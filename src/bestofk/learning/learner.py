@@ -221,17 +221,17 @@ class Learner:
         their layout, and a budget of tokens that full memory reduced. Safe to load with
         `torch.load(weights_only=True)`, and the same for any number of processes. Every rank calls
         it; with several, the first alone gets the tensors."""
-        distributed.settle(self.passes.wrapped)
+        distributed.reshard(self.passes.wrapped)
         first = distributed.is_first()
-        model, optimiser = distributed.taken(self.model, self.update.optimizer, keep=first)
+        model, optimiser = distributed.state_of(self.model, self.update.optimizer, keep=first)
         batching = {"reduced": self.batching.reduced_budget, "layout": self.batching.layout}
         return {"model": model, "optimiser": optimiser, "steps": self.steps, **batching}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The opposite of `state_dict`; a state of another model is an error."""
-        distributed.settle(self.passes.wrapped)
+        distributed.reshard(self.passes.wrapped)
         moments = state_dict["optimiser"]
-        distributed.put(self.model, self.update.optimizer, state_dict["model"], moments)
+        distributed.load_state(self.model, self.update.optimizer, state_dict["model"], moments)
         self.update.steps = int(state_dict["steps"])
         self.batching.restrict(int(state_dict.get("reduced", 0)))
         if self.batching.requested == "auto" and state_dict.get("layout") == "padded":

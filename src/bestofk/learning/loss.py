@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from bestofk.learning import distributed
-from bestofk.learning.layout import Batch, Row, there
+from bestofk.learning.layout import Batch, Row, to_device
 from bestofk.learning.settings import LogProbs, Loss
 from bestofk.types import Group
 
@@ -147,17 +147,17 @@ class StepRows:
 
         def per_row(values: np.ndarray) -> torch.Tensor:
             picked = [values[row] * real for row in batch.rows]
-            return there(np.array(picked, dtype=np.float32), device)
+            return to_device(np.array(picked, dtype=np.float32), device)
 
         def per_token(scores: LogProbs | None) -> torch.Tensor | None:
             if scores is None:
                 return None
-            return there(np.concatenate([scores.tokens[p][i] for p, i in batch.rows]), device)
+            return to_device(np.concatenate([scores.tokens[p][i] for p, i in batch.rows]), device)
 
         return Rows(
             weight=per_row(self.weight),
             share=per_row(self.share),
-            length=there(np.array(batch.lengths, dtype=np.float32), device),
+            length=to_device(np.array(batch.lengths, dtype=np.float32), device),
             row_of=batch.row_of,
             old=per_token(self.old),
             reference=per_token(self.reference),

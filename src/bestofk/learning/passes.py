@@ -30,10 +30,10 @@ class Passes:
     ) -> None:
         self.model: Any = scorer.model
         self.scorer, self.precision, self.reference = scorer, precision, reference
-        self.policy = distributed.hollow(self.model) if sharded else self.model
+        self.policy = distributed.meta_copy(self.model) if sharded else self.model
         if sharded:
             for each in filter(None, (scorer, reference)):
-                distributed.share_out(each)
+                distributed.shard(each)
         self.wrapped = scorer
         if distributed.is_shared() and not sharded:
             self.wrapped = DistributedDataParallel(scorer)
@@ -64,7 +64,7 @@ class Passes:
         a sharded learner has them twice for that time."""
         if self.policy is self.model:
             return nullcontext()
-        return distributed.filled(self.policy, self.wrapped, self.model)
+        return distributed.with_weights(self.policy, self.wrapped, self.model)
 
 
 def switch_off_dropout(model: nn.Module) -> None:

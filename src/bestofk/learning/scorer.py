@@ -120,7 +120,7 @@ def log_probs_and_entropies(
     return x.gather(-1, target[:, None])[:, 0] - total[:, 0], entropy
 
 
-def pull(
+def scores_and_gradient(
     logits: Tensor, target: Tensor, by_log_prob: Tensor, by_entropy: Tensor | None, inverse: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -147,7 +147,7 @@ def _compiled(function: Any) -> Any:
     return torch.compile(function, dynamic=True)
 
 
-def _fast(function: Any, device: torch.device) -> Any:
+def _compiled_on_cuda(function: Any, device: torch.device) -> Any:
     return _compiled(function) if device.type == "cuda" else function
 
 
@@ -187,9 +187,9 @@ class HeadLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Any, ...]:
         hidden, weight, target = ctx.saved_tensors
-        make = _fast(pull, hidden.device)
+        make = _compiled_on_cuda(scores_and_gradient, hidden.device)
         into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
-        for part in _stretches(len(target), ctx.size):
+        for part in _chunks(len(target), ctx.size):
             logits = float32_product(hidden[part], into.by)
             by = by_log_prob[part], by_entropy[part]
             into.add(part, make(logits, target[part], *by, ctx.inverse, hidden.dtype)[2])
@@ -212,10 +212,10 @@ class WeighedHead(torch.autograd.Function):
         inverse: float,
         size: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        make = _fast(pull, hidden.device)
+        make = _compiled_on_cuda(scores_and_gradient, hidden.device)
         into = _Gradients(hidden, weight, ctx.needs_input_grad[1])
         result = []
-        for part in _stretches(len(target), size):
+        for part in _chunks(len(target), size):
             logits = float32_product(hidden[part], into.by)
             log_prob, entropy, grad = make(
                 logits, target[part], coefficient[part], None, inverse, hidden.dtype
@@ -251,16 +251,16 @@ def scores(
     hidden: Tensor, weight: Tensor, target: Tensor, inverse: float, size: int
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies without gradient."""
-    make = _fast(log_probs_and_entropies, hidden.device)
+    make = _compiled_on_cuda(log_probs_and_entropies, hidden.device)
     result = [
         make(float32_product(hidden[part], weight), target[part], inverse)
-        for part in _stretches(len(target), size)
+        for part in _chunks(len(target), size)
     ]
     log_probs, entropies = (torch.cat(each) for each in zip(*result))
     return log_probs, entropies
 
 
-def _stretches(count: int, size: int) -> list[slice]:
+def _chunks(count: int, size: int) -> list[slice]:
     """As few as `size` allows, of like length: one of a single token would be compiled apart."""
     each = -(-count // -(-count // size))
     return [slice(start, min(start + each, count)) for start in range(0, count, each)]

@@ -55,7 +55,7 @@ class Update:
         rate = self.settings.learning_rate_at(self.steps, self.total_steps)
         longest, limit = self.settings.max_grad_norm or math.inf, self.stop_grad_norm
         length = nn.utils.clip_grad_norm_(self.model.parameters(), longest)
-        norm = float(distributed.full(length))  # 0 where nothing has a gradient
+        norm = float(distributed.unsharded(length))  # 0 where nothing has a gradient
         if not math.isfinite(sums["loss"]) or not math.isfinite(norm) or norm > limit:
             self.forget()
             raise NonFinite(
