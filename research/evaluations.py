@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,21 +99,80 @@ class Runs:
         return np.stack([self.values[arm, step].mean(axis=0) for step in self.steps(arm)])
 
 
+def stated(study: str) -> dict[str, Any]:
+    return tomllib.loads((HERE / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def lines_of(study: str, of: str = "") -> list[dict[str, Any]]:
+    """The counts of a study, in the order of arms, seeds and steps; where they are counts of other
+    problems, the arms are those of the study `of`."""
+    order = {arm: place for place, arm in enumerate(arms_of(stated(of or study)))}
+    lines = read_counts(HERE / "counts" / f"{study}.parquet")
+    return sorted(lines, key=lambda line: (order[line["arm"]], line["seed"], line["step"]))
+
+
+Checkpoint = tuple[str, int, int]
+"""Arm, seed and step of an evaluation."""
+
+
+def checkpoints(
+    study: str, *, solved: bool = False, of: str = ""
+) -> tuple[tuple[int, ...], dict[Checkpoint, np.ndarray]]:
+    """The k, and (problems, k) of every evaluation: seeds may have ended at different steps. Where
+    rewards are graded, `solved` counts those that are 1."""
+    lines = lines_of(study, of)
+    samples = lines[0]["samples"]
+    ks = tuple(k for k in KS if k <= samples)
+    shares, found = shares_of(samples, ks), {}
+    for line in lines:
+        counts = passing(line["counts"]) if solved else line["counts"]
+        found[line["arm"], line["seed"], line["step"]] = best_of_k(counts, shares)
+    return ks, found
+
+
 @functools.cache
 def read(study: str, *, solved: bool = False, of: str = "") -> Runs:
-    """The counts of a study, its arms in the order they are stated (in the study `of`, where these
-    counts are its unseen problems); where rewards are graded, `solved` counts those that are 1."""
-    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
-    order = {arm: place for place, arm in enumerate(arms_of(stated))}
-    lines = read_counts(HERE / "counts" / f"{study}.parquet")
-    ks = tuple(k for k in KS if k <= lines[0]["samples"])
-    shares = shares_of(lines[0]["samples"], ks)
-    by_seed: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+    """The evaluations of a study whose seeds have the same steps."""
+    ks, found = checkpoints(study, solved=solved, of=of)
+    values: dict[tuple[str, int], list[np.ndarray]] = {}
     seconds: dict[tuple[str, int], list[float]] = {}
-    for line in sorted(lines, key=lambda line: (order[line["arm"]], line["step"])):
-        counts = passing(line["counts"]) if solved else line["counts"]
-        key = line["arm"], line["step"]
-        by_seed.setdefault(key, {})[line["seed"]] = best_of_k(counts, shares)
-        seconds.setdefault(key, []).append(line["seconds"])
-    values = {key: np.stack([by[seed] for seed in sorted(by)]) for key, by in by_seed.items()}
-    return Runs(ks, values, {key: float(np.mean(spent)) for key, spent in seconds.items()})
+    for (arm, _, step), each in found.items():
+        values.setdefault((arm, step), []).append(each)
+    for line in lines_of(study, of):
+        seconds.setdefault((line["arm"], line["step"]), []).append(line["seconds"])
+    means = {key: float(np.mean(spent)) for key, spent in seconds.items()}
+    return Runs(ks, {key: np.stack(each) for key, each in values.items()}, means)
+
+
+def run_name(arm: str) -> str:
+    """The objective and the rate, then what was added to it: an arm's name without its kind.
+
+    >>> run_name("grpo with kl kind=sidon learning_rate=1e-06 kl=0.05")
+    'grpo 1e-06, KL .05'
+    """
+    objective, *settings = re.sub(r" (lower|higher|with \w+)", "", arm).split()
+    values = dict(setting.split("=") for setting in settings)
+    words = {"entropy_bonus": "bonus", "kl": "KL"}
+    added = "".join(f", {words[key]} {values[key][1:]}" for key in words if key in values)
+    return f"{objective} {values.get('learning_rate', '')}".strip() + added
+
+
+def ends_of_runs(
+    found: Mapping[tuple[str, int], np.ndarray], at: int
+) -> Iterator[tuple[str, int, int]]:
+    """Of runs with their steps, in the order of their objectives and rates: the name, the last step
+    and the best one at one k, the earlier of two."""
+    runs = dict[str, list[int]]()
+    for run, step in sorted(found):
+        if run != "start":
+            runs.setdefault(run, []).append(step)
+
+    def rate_last(run: str) -> tuple[str, float, str]:
+        name, _, added = run.partition(",")
+        objective, rate = name.split()
+        return objective, float(rate), added
+
+    for run in sorted(runs, key=rate_last):
+        best = max(runs[run], key=lambda step: (found[run, step][:, at].mean(), -step))
+        yield run, max(runs[run]), best

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from count_files import read_counts
 from draw import (
     CONTROLS,
     GUESTS_LINES,
@@ -28,9 +26,19 @@ from draw import (
     draw_tasks,
     picture,
 )
-from evaluations import KS, Runs, best_of_k, passing, read, shares_of
-from run import arms_of
-from tables import difference, number, table
+from evaluations import (
+    Checkpoint,
+    Runs,
+    best_of_k,
+    checkpoints,
+    ends_of_runs,
+    lines_of,
+    passing,
+    read,
+    run_name,
+    shares_of,
+)
+from tables import beside, number, table, with_intervals
 from tiny_studies import guests_figure, guests_tables, selector_tables
 
 from bestofk.evaluation.sign_flips import sign_flip_tests
@@ -254,7 +262,7 @@ def staleness_table(control: str = "on policy", k: int = 8, limit: float = 0.03)
     """Each arm at the end: max@1, 8 and 64, pass@64, entropy; its loss of max@8; and the effective
     share over the steps, where samples were weighed."""
     runs, solved = read("staleness"), read("staleness", solved=True)
-    lines = read_counts(HERE / "counts" / "staleness.parquet")
+    lines = lines_of("staleness")
     last = max(line["step"] for line in lines)
     before = [runs.start()[..., runs.ks.index(j)].mean() for j in (1, 8, 64)]
     before += [solved.start()[..., solved.ks.index(64)].mean()]
@@ -341,13 +349,11 @@ MAXRL_PAIRS = {
     "MaxRL − GRPO": ("maxrl 2e-6", PLAIN),
     "the mixture − MaxRL": (MIXED, "maxrl 2e-6"),
 }
-Checkpoint = tuple[str, int, int]
-"""Arm, seed and step of an evaluation."""
 
 
 def qwen_ends(solved: bool) -> tuple[np.ndarray, Runs, dict[str, dict[int, np.ndarray]]]:
     """The start, the trained arms where they ended, and the same by arm and seed."""
-    ks, every = checkpoints("qwen-leetcode", solved)
+    ks, every = checkpoints("qwen-leetcode", solved=solved)
     long = {key: v for key, v in every.items() if key[2] not in (SHORT, *FIFTH)}
     ends = last_of_seeds(long)
     return np.stack([*ends["start"].values()]), of_seeds(ks, ends), ends
@@ -358,7 +364,7 @@ def qwen_means(solved: bool) -> dict[str, np.ndarray]:
     three at its lowest rate ended early."""
     ended = qwen_ends(solved)[1]
     mean = {arm: ended.last(arm).mean(axis=0, keepdims=True) for arm in ended.arms}
-    slow = last_of_seeds(checkpoints("qwen-leetcode", solved)[1])[SLOW]
+    slow = last_of_seeds(checkpoints("qwen-leetcode", solved=solved)[1])[SLOW]
     return mean | {SLOW: np.mean([*slow.values()], axis=0)[None]}
 
 
@@ -447,7 +453,7 @@ def qwen_fifth_tables(shown: Sequence[int]) -> dict[str, str]:
         ("qwen-fifth", "pass", True),
         ("qwen-fifth-fraction", "max", False),
     ):
-        ks, every = checkpoints("qwen-leetcode", solved)
+        ks, every = checkpoints("qwen-leetcode", solved=solved)
         ends = last_of_seeds({key: v for key, v in every.items() if key[2] in (0, *FIFTH)})
         mean = {arm: np.stack([*by.values()]).mean(axis=0)[None] for arm, by in ends.items()}
         start = np.stack([*ends["start"].values()])
@@ -478,14 +484,13 @@ def qwen_eighth_tables() -> dict[str, str]:
     all arms there against both evaluations of the start together."""
     shown = (1, 4, 8, 16, 32)
     studies = "qwen-leetcode-mbpp", "qwen-leetcode-mbpp-seed3"
-    (ks, found), (_, new) = (checkpoints(study, True, of="qwen-leetcode") for study in studies)
+    (ks, found), (_, new) = (checkpoints(s, solved=True, of="qwen-leetcode") for s in studies)
     fifth, ends = last_of_seeds(found), last_of_seeds(new)
     mixed = ends[MIXED][3][None]
     gaps = {name: between(ends, arm, other) for name, (arm, other) in SIXTH_PAIRS.items()}
     gaps["the mixture − GRPO at 1e-6"] = mixed - np.mean([*fifth[SLOW].values()], axis=0)
     gaps["passk-training@8 − the mixture"] = fifth[CHEN][0] - mixed
-    files = [HERE / "counts" / f"{study}.parquet" for study in studies]
-    lines = [line for file in files for line in read_counts(file)]
+    lines = [line for study in studies for line in lines_of(study, "qwen-leetcode")]
     starts = [passing(line["counts"]) for line in lines if line["arm"] == "start"]
     twice = best_of_k(np.sum(starts, axis=0).tolist(), shares_of(64, ks))[None]
     return {
@@ -505,31 +510,13 @@ def qwen_sixth_tables(shown: Sequence[int]) -> dict[str, str]:
         ("qwen15-mbpp", "qwen15-leetcode-mbpp", "pass", (1, 4, 8, 16, 32), SIXTH_PAIRS),
         ("qwen-gsm8k", "qwen-gsm8k", "pass", (1, 4, 8, 16, 32, 64), SIXTH_PAIRS | MAXRL_PAIRS),
     ):
-        ks, found = checkpoints(study, metric == "pass", of=study.removesuffix("-mbpp"))
+        ks, found = checkpoints(study, solved=metric == "pass", of=study.removesuffix("-mbpp"))
         ends = last_of_seeds(found)
         gaps = {name: between(ends, arm, other) for name, (arm, other) in pairs.items()}
         start = np.stack([*ends["start"].values()])
         texts[mark] = reached(of_seeds(ks, ends), metric, own, start=start)
         texts[f"{mark}-pairs"] = differences(ks, gaps, metric, own)
     return texts
-
-
-def checkpoints(
-    study: str, solved: bool, of: str = ""
-) -> tuple[tuple[int, ...], dict[Checkpoint, np.ndarray]]:
-    """The k, and (problems, k) of every evaluation, in the order of arms, seeds and steps: seeds
-    may have ended at different steps. `solved` and `of`: see `evaluations.read`."""
-    stated = tomllib.loads((HERE / "studies" / f"{of or study}.toml").read_text(encoding="utf-8"))
-    order = {arm: place for place, arm in enumerate(arms_of(stated))}
-    lines = read_counts(HERE / "counts" / f"{study}.parquet")
-    lines.sort(key=lambda line: (order[line["arm"]], line["seed"], line["step"]))
-    samples = lines[0]["samples"]
-    ks = tuple(k for k in KS if k <= samples)
-    shares, found = shares_of(samples, ks), {}
-    for line in lines:
-        counts = passing(line["counts"]) if solved else line["counts"]
-        found[line["arm"], line["seed"], line["step"]] = best_of_k(counts, shares)
-    return ks, found
 
 
 def last_of_seeds(found: dict[Checkpoint, np.ndarray]) -> dict[str, dict[int, np.ndarray]]:
@@ -622,10 +609,8 @@ def by_task() -> str:
         at = [ks.index(16), ks.index(1)]
         plain = max(plain_arms, key=lambda arm: means[arm][:, at[0]].mean())
         gaps = (means[mixed] - means[plain])[:, at]
-        tests = sign_flip_tests(gaps, 0.95, 20_000, np.random.default_rng(0))
         cells = [number(values[:, at[0]].mean()) for values in (start, means[plain], means[mixed])]
-        for gap, error in zip(gaps.mean(axis=0), tests.error, strict=True):
-            cells.append(difference(float(gap), tests.critical * float(error)))
+        cells += with_intervals([gaps])[0]
         rows.append((gaps[:, 0].mean(), [name, *cells, f"`{plain}`", f"`{mixed}`"]))
     rows.sort(key=lambda row: -row[0])
     head = ["", "start", "GRPO", "for k", "for k − GRPO, pass@16", "pass@1", "GRPO's arm", "for k"]
@@ -633,31 +618,17 @@ def by_task() -> str:
 
 
 def construct_search(kind: str) -> tuple[tuple[int, ...], dict[tuple[str, int], np.ndarray]]:
-    """The k, and (problems, k) of every evaluation by arm and step, those of cut runs too."""
-    ks, found = checkpoints("construct-search", solved=False)
-    found |= checkpoints("construct-search-cut", solved=False, of="construct-search")[1]
+    """The k, and (problems, k) of every evaluation by run and step, those of cut runs too."""
+    ks, found = checkpoints("construct-search")
+    whole = {arm for arm, *_ in found}
+    _, ended_early = checkpoints("construct-search-cut", of="construct-search")
+    found = found | {key: each for key, each in ended_early.items() if key[0] not in whole}
     mark = f" kind={kind}"
     return ks, {
-        (construct_run(arm), step): values
+        (run_name(arm), step): values
         for (arm, _, step), values in found.items()
         if mark + " " in arm or (arm == f"start{mark}" and step == 0)
     }
-
-
-def construct_run(arm: str) -> str:
-    """The objective and the rate, then what was added to it: an arm's name without its kind.
-
-    >>> construct_run("grpo with kl kind=sidon learning_rate=1e-06 kl=0.05")
-    'grpo 1e-06, KL .05'
-    """
-    objective, *settings = re.sub(r" (lower|with \w+)", "", arm).split()
-    values = dict(setting.split("=") for setting in settings)
-    words = {"entropy_bonus": "bonus", "kl": "KL"}
-    added = "".join(f", {words[key]} {values[key][1:]}" for key in words if key in values)
-    return (
-        " ".join([objective, *([values["learning_rate"]] if "learning_rate" in values else [])])
-        + added
-    )
 
 
 def chosen_by(found: dict[tuple[str, int], np.ndarray], at: int, *names: str) -> tuple[str, int]:
@@ -667,12 +638,6 @@ def chosen_by(found: dict[tuple[str, int], np.ndarray], at: int, *names: str) ->
 
 
 ONE_SAMPLE = ("mean ", "grpo ")
-
-
-def rate_last(run: str) -> tuple[str, float, str]:
-    """Runs in the order of their objectives, then of their rates."""
-    (objective, rate), added = run.split(",")[0].split(), run.partition(",")[2]
-    return objective, float(rate), added
 
 
 def construct_choices(
@@ -692,44 +657,36 @@ def construct_choices(
 def construct_tables(kind: str) -> dict[str, str]:
     """The search on a kind of construction problem: every run, and the checkpoints it picks."""
     ks, found = construct_search(kind)
-    one, many = 0, ks.index(16)
     rows = []
-    for arm in sorted({arm for arm, _ in found if arm[-1].isdigit()}, key=rate_last):
-        steps = [step for name, step in found if name == arm]
-        best = max(steps, key=lambda step: (found[arm, step][:, many].mean(), -step))
-        ends = [f"{max(steps)}{' (cut)' if 0 < max(steps) < 100 else ''}", str(best)]
-        cells = [
-            number(found[arm, s][:, k].mean()) for s in (max(steps), best) for k in (one, many)
-        ]
-        rows.append([f"`{arm}`", ends[0], *cells[:2], ends[1], *cells[2:]])
+    for run, last, best in ends_of_runs(found, ks.index(16)):
+        ends, cells = (f"{last}{' (cut)' if last < 100 else ''}", str(best)), []
+        for end, step in zip(ends, (last, best), strict=True):
+            cells += [end, *(number(found[run, step][:, ks.index(k)].mean()) for k in (1, 16))]
+        rows.append([f"`{run}`", *cells])
     head = ["run", "last step", "max@1", "max@16", "best step", "max@1", "max@16"]
-    texts = {f"construct-{kind}-search": table(head, rows)}
     picked = construct_choices(ks, found)
     shown = [ks.index(k) for k in (1, 4, 16)]
-    control = found[picked["one sample, chosen by max@16"]][:, shown]
-    others = {name: found[key][:, shown] - control for name, key in picked.items()}
-    gaps = np.concatenate([gap for gap in others.values() if gap.any()], axis=1)
-    tests = sign_flip_tests(gaps, 0.95, 20_000, np.random.default_rng(0))
-    halves = iter(tests.critical * tests.error)
-    rows = []
-    for name, (arm, step) in picked.items():
-        cells = [number(found[arm, step][:, k].mean()) for k in shown]
-        if others[name].any():
-            for i, gap in enumerate(others[name].mean(axis=0)):
-                cells[i] += f" ({difference(float(gap), float(next(halves)))})"
-        rows.append([name, f"`{arm}`, step {step}" if step else "", *cells])
-    texts[f"construct-{kind}"] = table(["", "checkpoint", "max@1", "max@4", "max@16"], rows)
-    return texts
+    values = {
+        (name, f"`{run}`, step {step}" if step else ""): found[run, step][:, shown]
+        for name, (run, step) in picked.items()
+    }
+    return {
+        f"construct-{kind}-search": table(head, rows),
+        f"construct-{kind}": table(
+            ["", "checkpoint", "max@1", "max@4", "max@16"],
+            beside(values, found[picked["one sample, chosen by max@16"]][:, shown]),
+        ),
+    }
 
 
 def construct_tested(kind: str) -> dict[str, str]:
     """Of each run with a new seed, at the step that validation picks and at the end."""
-    ks, found = checkpoints("construct-comparison-test", solved=False, of="construct-comparison")
+    ks, found = checkpoints("construct-comparison-test", of="construct-comparison")
     rows = []
     for (arm, seed, step), values in found.items():
         if f" kind={kind}" in arm:
             cells = [number(values[:, ks.index(k)].mean()) for k in (1, 4, 16)]
-            where = "" if arm.startswith("start") else f"`{construct_run(arm)}`, step {step}"
+            where = "" if arm.startswith("start") else f"`{run_name(arm)}`, step {step}"
             rows.append([where or "start", str(seed) if where else "", *cells])
     head = ["", "seed", "max@1", "max@4", "max@16"]
     return {f"construct-{kind}-test": table(head, rows)}
@@ -738,24 +695,14 @@ def construct_tested(kind: str) -> dict[str, str]:
 def chosen_by_shown_test() -> dict[str, str]:
     """MBPP: one sample, the choice of 8 by the shown test, a perfect choice of 8; minus GRPO."""
     ks, found = checkpoints("mbpp-selection", solved=True)
-    chosen = checkpoints("mbpp-selection-shown", solved=False, of="mbpp-selection")[1]
+    chosen = checkpoints("mbpp-selection-shown", of="mbpp-selection")[1]
     at = [ks.index(k) for k in (1, 8)]
     values = {
-        arm: np.insert(found[arm, seed, step][:, at], 1, chosen[arm, seed, step][:, 0], axis=1)
-        for arm, seed, step in found
+        (f"`{key[0]}`",): np.insert(each[:, at], 1, chosen[key][:, 0], axis=1)
+        for key, each in found.items()
     }
-    gaps = {arm: each - values["grpo"] for arm, each in values.items() if arm != "grpo"}
-    tests = sign_flip_tests(np.hstack([*gaps.values()]), 0.95, 20_000, np.random.default_rng(0))
-    halves = iter(tests.critical * tests.error)
-    rows = []
-    for arm, each in values.items():
-        cells = [number(value) for value in each.mean(axis=0)]
-        if arm in gaps:
-            for i, gap in enumerate(gaps[arm].mean(axis=0)):
-                cells[i] += f" ({difference(float(gap), float(next(halves)))})"
-        rows.append([f"`{arm}`", *cells])
     head = ["trained for", "one sample", "best of 8 by the shown test", "best of 8, perfect choice"]
-    return {"mbpp-selection": table(head, rows)}
+    return {"mbpp-selection": table(head, beside(values, values["`grpo`",]))}
 
 
 def code_runs(study: str, of: str, solved: bool) -> tuple[np.ndarray, Runs]:

@@ -1,11 +1,12 @@
 """Runs a study: every arm and seed of a file in research/studies, several at a time.
 
     python research/run.py countdown --jobs 2                # all of it; continues where it stopped
-    python research/run.py countdown --arms grpo,maxrl --seeds 0 --device cuda
+    python research/run.py countdown --arms grpo 'max@1+*' --seeds 0 --device cuda --limit 540
 
 An arm is a recipe with changed settings; `bestofk train RECIPE --flags` is all that is run, and the
 flags are printed by `--dry-run`. What remains of a run is one row per evaluation in
-research/counts/STUDY.parquet: the rewards of every problem, as counts.
+research/counts/STUDY.parquet: the rewards of every problem, as counts, written when the run ends.
+Runs that the limit stops write a checkpoint, and go on from it if their folder is still there.
 
 A study may also have
 
@@ -19,7 +20,9 @@ A study may also have
     [search]               seeds = [0] run every arm; once they are done, the same command runs
                            the other seeds of the arms that `choose` picks: of those whose name
                            begins like the pattern `of`, the one whose best checkpoint has the
-                           highest value, or with last = "max@1" the highest max@1 at the end
+                           highest value (best = "max@16": by its counts), or with last = "max@1"
+                           the highest max@1 at the end; one for each value of the pattern's groups.
+                           With of = [studies] these are the search, and the arms have their names
     [unseen]               tasks that final/ is sampled on
     turns = [1, 2]         what trajectories of at most so many turns are worth, a longer one
                            nothing: of the last evaluation, and of [test] (STUDY-turns-1.parquet,
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import fnmatch
 import functools
 import gc
 import itertools
@@ -56,6 +60,8 @@ from bestofk.procedures import SELECT
 from bestofk.rewards.functions import load_function
 
 HERE = Path(__file__).parent
+CHECKPOINT_SECONDS = 50
+"""For the checkpoints of runs that are stopped."""
 
 
 def arms_of(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -159,25 +165,30 @@ def selected(
 
 
 def chosen_arms(study: dict[str, Any], lines: Sequence[dict[str, Any]]) -> list[str]:
-    """The arms that the rules of a search pick from its counts, one for each rule."""
+    """The arms that the rules of a search pick from its counts."""
     from evaluations import best_of_k, shares_of
 
+    runs: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for line in sorted(lines, key=lambda line: line["step"]):
+        if line["seed"] in study["search"]["seeds"]:
+            runs.setdefault(line["arm"], {}).setdefault(line["seed"], []).append(line)
     names = []
     for rule in study["search"]["choose"]:
-        values: dict[str, list[float]] = {}
-        for arm in (name for name in arms_of(study) if re.match(rule["of"], name)):
-            for seed in study["search"]["seeds"]:
-                end = max(
-                    (line for line in lines if (line["arm"], line["seed"]) == (arm, seed)),
-                    key=lambda line: line["step"],
-                )
-                if "last" in rule:
-                    shares = shares_of(end["samples"], [int(rule["last"].removeprefix("max@"))])
-                    value = float(best_of_k(end["counts"], shares).mean())
+        metric = rule.get("last", rule.get("best"))
+        values: dict[tuple[str, ...], dict[str, float]] = {}
+        for arm in filter(runs.get, arms_of(study)):
+            if not (match := re.match(rule["of"], arm)):
+                continue
+            total = 0.0
+            for rows in runs[arm].values():
+                if metric:
+                    shares = shares_of(rows[0]["samples"], [int(metric.removeprefix("max@"))])
+                    rows = rows[-1:] if "last" in rule else rows
+                    total += max(float(best_of_k(r["counts"], shares).mean()) for r in rows)
                 else:
-                    value = end["best"]
-                values.setdefault(arm, []).append(value)
-        names.append(max(values, key=lambda arm: sum(values[arm])))
+                    total += rows[-1]["best"]
+            values.setdefault(match.groups(), {})[arm] = total
+        names += [max(each, key=each.__getitem__) for each in values.values()]
     return names
 
 
@@ -230,13 +241,13 @@ class Study:
         self.select: dict[str, Any] = study.get("select", {})
         self.out = options.out / f"{options.study}.parquet"
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        one = [options.arms] if options.arms in self.arms else None  # a name may hold commas
-        chosen = one or (options.arms.split(",") if options.arms else list(self.arms))
+        for pattern in options.arms:
+            if not fnmatch.filter(self.arms, pattern):
+                sys.exit(f"no arm {pattern!r} in {options.study}: {', '.join(self.arms)}")
+        chosen = [arm for arm in self.arms if any(fnmatch.fnmatch(arm, p) for p in options.arms)]
         seeds = (
             [int(seed) for seed in options.seeds.split(",")] if options.seeds else study["seeds"]
         )
-        for name in set(chosen) - set(self.arms):
-            sys.exit(f"no arm {name!r} in {options.study}: {', '.join(self.arms)}")
         jobs = [(arm, seed) for seed in seeds for arm in chosen]
         files = [self.out, *map(self.counts_of, self.unseen)]
         done = set.intersection(*({(line["arm"], line["seed"]) for line in kept(f)} for f in files))
@@ -244,12 +255,17 @@ class Study:
             tested = {(line["arm"], line["seed"]) for line in kept(self.counts_of("test"))}
             done = {job for job in done if job in tested or not self.tested.search(job[0])}
         if "search" in study:
+            others = study["search"].get("of", [])
             first = [(arm, seed) for arm in self.arms for seed in study["search"]["seeds"]]
-            complete = done.issuperset(first)
-            picked = chosen_arms(study, kept(self.out)) if complete else []
-            jobs = [job for job in jobs if job in first or job[0] in picked]
+            files = [self.out.with_name(f"{name}.parquet") for name in others] or [self.out]
+            complete = others or done.issuperset(first)
+            lines = itertools.chain.from_iterable(map(kept, files))
+            picked = chosen_arms(study, list(lines)) if complete else []
+            jobs = [job for job in jobs if (job in first and not others) or job[0] in picked]
         self.waiting = collections.deque(job for job in jobs if job not in done)
         self.failed: list[str] = []
+        self.over = False
+        """Whether the limit is reached."""
         self.began = time.monotonic()
         self.lock = threading.Lock()
 
@@ -269,6 +285,8 @@ class Study:
         """Samples of best/ or final/ on the test problems, and their file. `bestofk sample` reads
         task and sampling of a run whose final model this is."""
         beside, out = folder / f"test-{model}", folder / f"test-{model}.jsonl"
+        shutil.rmtree(beside, ignore_errors=True)
+        out.unlink(missing_ok=True)
         beside.mkdir()
         (beside / "final").symlink_to((folder / model).resolve())
         shutil.copy(folder / "config.toml", beside)
@@ -289,9 +307,13 @@ class Study:
     def run(self, arm: str, seed: int, process: subprocess.Popen[str]) -> str:
         """Train, then sample the unseen tasks; what is counted is kept as soon as it is there."""
         words, folder = self.words(arm, seed)
-        shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if (answer := ask(process, words, f"{folder}.log")) != "0":
+        if any(folder.glob("checkpoints/step-*")):
+            words = ["train", "--resume", str(folder)]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        answer = "0" if (folder / "final").exists() else ask(process, words, f"{folder}.log")
+        if answer != "0":
             return answer
         shutil.copy(folder / "metrics.jsonl", f"{folder}.metrics.jsonl")
         own = list(evaluations(folder))
@@ -364,20 +386,27 @@ class Study:
         """Give a worker one run after the other."""
         while True:
             with self.lock:
-                if not self.waiting:
+                if self.over or not self.waiting:
                     return
                 arm, seed = self.waiting.popleft()
             answer = self.run(arm, seed, process)
             took = f"{time.monotonic() - self.began:5.0f} s"
             with self.lock:
-                if answer != "0":
+                if answer == "0":
+                    print(f"{took}  {arm} seed {seed}", flush=True)
+                elif self.over:
+                    self.waiting.append((arm, seed))
+                else:
                     self.failed.append(arm)
                     logs = self.words(arm, seed)[1]
                     print(f"{took}  {arm} seed {seed} did not end well: {logs}*.log", flush=True)
                     if not answer:
                         return
-                    continue
-                print(f"{took}  {arm} seed {seed}", flush=True)
+
+    def join(self, threads: Sequence[threading.Thread], limit: float | None) -> None:
+        """Wait for their end, at most until so many seconds after the beginning."""
+        for thread in threads:
+            thread.join(limit and max(0.0, limit - (time.monotonic() - self.began)))
 
 
 def main() -> int:
@@ -388,13 +417,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("study", help="name of a file in research/studies")
-    parser.add_argument("--arms", help="only these, separated by commas, or one name")
+    parser.add_argument("--arms", nargs="+", default=["*"], help="only those like these patterns")
     parser.add_argument("--seeds", help="only these, separated by commas")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--first-core", type=int, default=0, help="of those the runs are bound to")
     parser.add_argument("--cores-each", type=int, default=1, help="more where programs are judged")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--limit", type=float, help="seconds; what is not done then is dropped")
+    parser.add_argument("--limit", type=float, help="seconds, then runs write a checkpoint")
     parser.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=HERE / "counts")
     parser.add_argument("--dry-run", action="store_true", help="print the commands")
@@ -419,18 +448,19 @@ def main() -> int:
         workers.append(process)
         threads.append(threading.Thread(target=study.serve, args=(process,), daemon=True))
         threads[-1].start()
-    for thread in threads:
-        left = options.limit and max(0.0, options.limit - (time.monotonic() - study.began))
-        thread.join(left)
+    study.join(threads, options.limit)
+    study.over = True
+    for process in workers:
+        process.terminate()
+    study.join(threads, time.monotonic() - study.began + CHECKPOINT_SECONDS)
     for process in workers:
         process.kill()
-    for thread in threads:
-        thread.join(5)
+    study.join(threads, time.monotonic() - study.began + 5)
     for process in workers:
         process.communicate()
     if not study.failed and not study.waiting and (rest := Study(options).waiting):
         print(f"the search is done; the same command runs the {len(rest)} runs that it picks")
-    print(f"{len(study.waiting)} not begun, {len(study.failed)} did not end well")
+    print(f"{len(study.waiting)} left, {len(study.failed)} did not end well")
     return int(bool(study.failed or study.waiting))
 
 

@@ -5,29 +5,13 @@ on test problems with new seeds.
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from count_files import read_counts
-from evaluations import KS, best_of_k, shares_of
+from evaluations import checkpoints, ends_of_runs, lines_of, run_name, stated
 from run import chosen_arms
-from tables import difference, number, table
-
-from bestofk.evaluation.sign_flips import sign_flip_tests
-
-HERE = Path(__file__).parent
-
-
-def stated(study: str) -> dict[str, Any]:
-    return tomllib.loads((HERE / "studies" / f"{study}.toml").read_text(encoding="utf-8"))
-
-
-def counts(study: str) -> list[dict[str, Any]]:
-    return read_counts(HERE / "counts" / f"{study}.parquet")
+from tables import beside, number, table, with_intervals
 
 
 @dataclass(frozen=True)
@@ -39,49 +23,24 @@ class Tested:
     """(problems, k) of the checkpoint that validation picked."""
     final: dict[tuple[str, int], np.ndarray]
     """(problems, k) after the last step."""
-    steps: dict[tuple[str, int], int]
-    """The step of the best one."""
 
     def mean(self, arm: str, *, final: bool = False) -> np.ndarray:
         """(problems, k) over the new seeds; the start has seed 0 alone."""
         of = self.final if final else self.best
-        return np.mean([of[key] for key in self.runs(arm)], axis=0)
-
-    def runs(self, arm: str) -> list[tuple[str, int]]:
-        return sorted(key for key in self.best if key[0] == arm and (key[1] > 0 or arm == "start"))
+        return np.mean([of[k] for k in of if k[0] == arm and (k[1] > 0 or arm == "start")], axis=0)
 
 
-def tested(name: str) -> Tested:
+def on_test(study: str, problems: str = "test") -> Tested:
     """The counts of a test; of a run's rows the first is the best model, the last the final one."""
-    lines = sorted(counts(name), key=lambda line: line["step"])
-    ks = tuple(k for k in KS if k <= lines[0]["samples"])
-    shares = shares_of(lines[0]["samples"], ks)
-    best: dict[tuple[str, int], np.ndarray] = {}
-    final: dict[tuple[str, int], np.ndarray] = {}
-    steps: dict[tuple[str, int], int] = {}
-    for line in lines:
-        key = line["arm"], line["seed"]
-        final[key] = best_of_k(line["counts"], shares)
-        best.setdefault(key, final[key])
-        steps.setdefault(key, line["step"])
-    return Tested(ks, best, final, steps)
+    ks, found = checkpoints(f"{study}-{problems}", of=study)
+    final = {(arm, seed): each for (arm, seed, _), each in found.items()}
+    best = {(arm, seed): each for (arm, seed, _), each in reversed(found.items())}
+    return Tested(ks, {key: best[key] for key in final}, final)
 
 
 def picked(study: str) -> list[str]:
     """The arms that the rules of a study's search pick, one for each rule."""
-    return chosen_arms(stated(study), counts(study))
-
-
-def with_intervals(gaps: Sequence[np.ndarray]) -> list[list[str]]:
-    """The mean differences of each (problems, columns), with intervals that hold for all."""
-    tests = sign_flip_tests(np.hstack(gaps), 0.95, 20_000, np.random.default_rng(0))
-    halves = iter(tests.critical * tests.error)
-    return [[difference(float(gap), next(halves)) for gap in each.mean(axis=0)] for each in gaps]
-
-
-def short(arm: str) -> str:
-    """`grpo 0.001` for `grpo learning_rate=0.001`."""
-    return arm.replace("learning_rate=", "")
+    return chosen_arms(stated(study), lines_of(study))
 
 
 SHOWN = (1, 4, 16)
@@ -95,97 +54,71 @@ GUESTS = (
 
 
 def guests_rows(runs: Tested) -> dict[str, tuple[str, np.ndarray]]:
-    """By row: the arm, and (problems, k) on test. The arm that is best at one sample was chosen
+    """By row: the run, and (problems, k) on test. The arm that is best at one sample was chosen
     after the last step, and is tested there."""
     rows = {"start": ("start", runs.mean("start"))}
     for row, arm in zip(GUESTS, picked("guests"), strict=False):
-        rows[row] = arm, runs.mean(arm, final=row == GUESTS[1])
+        rows[row] = run_name(arm), runs.mean(arm, final=row == GUESTS[1])
     return rows
 
 
 def guests_tables() -> dict[str, str]:
-    runs = tested("guests-test")
+    runs = on_test("guests")
     at = [runs.ks.index(k) for k in SHOWN]
-    rows = guests_rows(runs)
-    start = rows["start"][1][:, at]
-    gaps = with_intervals([rows[row][1][:, at] - start for row in GUESTS])
-    lines = [["start", "", *map(number, start.mean(axis=0))]]
-    for row, cells in zip(GUESTS, gaps, strict=True):
-        arm, values = rows[row]
-        reached = zip(values[:, at].mean(axis=0), cells, strict=True)
-        lines.append([row, f"`{short(arm)}`", *(f"{number(v)} ({gap})" for v, gap in reached)])
-    texts = {"guests": table(["", "run", *(f"max@{k}" for k in SHOWN)], lines)}
-
-    many = runs.ks.index(16)
-    control = rows[GUESTS[0]][1][:, [many]]
-    for_k = GUESTS[2:]
-    decisive = with_intervals([rows[row][1][:, [many]] - control for row in for_k])
-    texts["guests-decides"] = table(
-        ["max@16 on test, minus the control", "difference"],
-        [[row, *cells] for row, cells in zip(for_k, decisive, strict=True)],
-    )
-
-    pair = picked("guests")[4:]
-    grpo, mixture = (runs.mean(arm, final=True)[:, at] for arm in pair)
-    (gap,) = with_intervals([mixture - grpo])
-    texts["guests-quickstart"] = table(
-        ["after 100 steps", *(f"max@{k}" for k in SHOWN)],
-        [
-            ["start", *map(number, start.mean(axis=0))],
-            *(
-                [f"`{short(arm)}`", *map(number, values.mean(axis=0))]
-                for arm, values in zip(pair, (grpo, mixture), strict=True)
-            ),
-            ["difference", *gap],
-        ],
-    )
-    texts["guests-search"] = guests_search_table()
-    return texts
-
-
-def guests_search() -> tuple[tuple[int, ...], dict[tuple[str, int], np.ndarray]]:
-    """The k, and (problems, k) on validation by arm and step, of seed 0."""
-    lines = [line for line in counts("guests") if line["seed"] == 0]
-    ks = tuple(k for k in KS if k <= lines[0]["samples"])
-    shares = shares_of(lines[0]["samples"], ks)
-    return ks, {
-        (line["arm"], line["step"]): best_of_k(line["counts"], shares)
-        for line in lines
-        if line["arm"] != "start"
+    rows = {row: (arm, values[:, at]) for row, (arm, values) in guests_rows(runs).items()}
+    start, control = rows["start"][1], rows[GUESTS[0]][1]
+    named = {(row, f"`{arm}`" * (arm != "start")): values for row, (arm, values) in rows.items()}
+    at_16 = SHOWN.index(16)
+    decisive = with_intervals([(rows[row][1] - control)[:, [at_16]] for row in GUESTS[2:]])
+    pair = {arm: runs.mean(arm, final=True)[:, at] for arm in picked("guests")[4:]}
+    (gap,) = with_intervals([np.subtract(*reversed(pair.values()))])
+    reached = {"start": start} | {f"`{run_name(arm)}`": values for arm, values in pair.items()}
+    heads = [f"max@{k}" for k in SHOWN]
+    ks, found = guests_search()
+    search = [
+        [f"`{run}`", str(best)]
+        + [number(found[run, s][:, ks.index(k)].mean()) for s in (best, last) for k in (1, 16)]
+        for run, last, best in ends_of_runs(found, ks.index(16))
+    ]
+    return {
+        "guests": table(["", "run", *heads], beside(named, start)),
+        "guests-decides": table(
+            ["max@16 on test, minus the control", "difference"],
+            [[row, *cells] for row, cells in zip(GUESTS[2:], decisive, strict=True)],
+        ),
+        "guests-quickstart": table(
+            ["after 100 steps", *heads],
+            [
+                *([n, *map(number, v.mean(axis=0))] for n, v in reached.items()),
+                ["difference", *gap],
+            ],
+        ),
+        "guests-search": table(
+            ["run", "best step", "max@1", "max@16", "max@1, step 100", "max@16, step 100"], search
+        ),
     }
 
 
-def guests_search_table() -> str:
-    ks, found = guests_search()
-    many, rows = ks.index(16), []
-    for arm in dict.fromkeys(arm for arm, _ in sorted(found, key=lambda key: rate_last(key[0]))):
-        steps = [step for name, step in found if name == arm]
-        best = max(steps, key=lambda step: (found[arm, step][:, many].mean(), -step))
-        shown = [found[arm, step][:, k].mean() for step in (best, max(steps)) for k in (0, many)]
-        cells = [number(value) for value in shown]
-        rows.append([f"`{short(arm)}`", str(best), *cells])
-    head = ["run", "best step", "max@1", "max@16", "max@1, step 100", "max@16, step 100"]
-    return table(head, rows)
-
-
-def rate_last(arm: str) -> tuple[str, float]:
-    """Runs in the order of their objectives, then of their rates."""
-    objective, _, rate = arm.partition(" learning_rate=")
-    return objective, float(rate or 0)
+def guests_search() -> tuple[tuple[int, ...], dict[tuple[str, int], np.ndarray]]:
+    """The k, and (problems, k) on validation by run and step, of seed 0; the start has step 0."""
+    ks, found = checkpoints("guests")
+    return ks, {
+        (run_name(arm), 0 if arm == "start" else step): values
+        for (arm, seed, step), values in found.items()
+        if seed == 0
+    }
 
 
 def guests_figure() -> dict[str, Any]:
     """What the figure shows: on test, max@k of the rows; on validation, the runs of the search."""
-    runs = tested("guests-test")
+    runs = on_test("guests")
     rows = guests_rows(runs)
     ks, found = guests_search()
-    steps = {arm: max(step for name, step in found if name == arm) for arm, _ in found}
-    first = next(line for line in counts("guests") if line["arm"] == "start")
-    found["start", 0] = best_of_k(first["counts"], shares_of(first["samples"], ks))
+    last = dict(sorted(found))
     return {
         "ks": ks,
         "found": found,
-        "picked": {row: (arm, steps.get(arm, 0)) for row, (arm, _) in rows.items()},
+        "picked": {row: (run, last[run]) for row, (run, _) in rows.items()},
         "curves": (runs.ks, {row: values.mean(axis=0) for row, (_, values) in rows.items()}),
     }
 
@@ -197,7 +130,8 @@ ONE_SAMPLE = ("mean", "grpo")
 def deployed() -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """By arm without its rate, in the order of the study: the arm with its rate; and (problems, 6)
     on test over the new seeds: one sample, the best of 8, what each selector picks of 8."""
-    runs, by_selector = tested("selectors-test"), [tested(f"selectors-test-{s}") for s in SELECTORS]
+    runs = on_test("selectors")
+    by_selector = [on_test("selectors", f"test-{selector}") for selector in SELECTORS]
     eight = [runs.ks.index(1), runs.ks.index(8)]
     arms = {"start": "start"} | {arm.split(" ")[0]: arm for arm in picked("selectors")}
     return arms, {
