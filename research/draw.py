@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,13 @@ REAL_LINES = {
 """The lines of the front page: label, colour, and the label's k, offset and side."""
 
 
+def over_k(axis: plt.Axes, ks: Sequence[int], ylabel: str, xlabel: str = "k") -> None:
+    """A logarithmic axis with a tick at each k."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+
+
 def draw_hero(tiny: tuple[Runs, np.ndarray], real: tuple[Runs, np.ndarray]) -> None:
     """pass@k over k: the start, GRPO at two rates, and the recommended mixture, on a tiny task and
     with a real model. Each has its runs and the start."""
@@ -62,9 +69,7 @@ def draw_hero(tiny: tuple[Runs, np.ndarray], real: tuple[Runs, np.ndarray]) -> N
             axis.plot(runs.ks, curve, color=colour, lw=width, marker=marker, ms=4)
             where: Any = {"textcoords": "offset points", "ha": side, "color": colour}
             axis.annotate(label, (at, curve[runs.ks.index(at)]), away, weight="bold", **where)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(runs.ks, [str(k) for k in runs.ks])
-        axis.set(xlabel="k samples per problem", ylabel="pass@k")
+        over_k(axis, runs.ks, "pass@k", "k samples per problem")
         axis.set_title(title, size=11, loc="left")
     figure.tight_layout()
 
@@ -109,9 +114,7 @@ def draw_construct(
             look = {"lw": 2.2, "marker": "o", "ms": 4} if bold else {"lw": 0.8, "alpha": 0.7}
             right.plot([0, *steps], [v[:, many].mean() for v in path], color=colour, **look)
     right.axhline(start[:, many].mean(), color=BEFORE, lw=1.2)
-    left.set_xscale("log", base=2)
-    left.set_xticks(shown, [str(k) for k in shown])
-    left.set(xlabel="k samples per problem, the best is kept", ylabel="reward of the best")
+    over_k(left, shown, "reward of the best", "k samples per problem, the best is kept")
     right.set(xlabel="steps of training", ylabel="reward of the best of 16")
     figure.tight_layout()
 
@@ -146,9 +149,7 @@ def draw_front(runs: Runs) -> None:
     for arm in chosen:
         colour = GRPO if arm in CONTROLS else COLOURS[drawn.index(arm) % len(COLOURS)]
         right.plot(runs.ks, runs.last(arm).mean(axis=(0, 1)), color=colour, marker=".", label=arm)
-    right.set_xscale("log", base=2)
-    right.set_xticks(runs.ks, [str(k) for k in runs.ks])
-    right.set(xlabel="k", ylabel="pass@k")
+    over_k(right, runs.ks, "pass@k")
     right.legend(frameon=False)
     figure.tight_layout()
 
@@ -192,9 +193,7 @@ def draw_real_model(runs: Runs, start: np.ndarray) -> None:
         right.plot(runs.ks, above.mean(axis=0), color=colour, marker=".", label=arm)
     right.axhline(0, color=BEFORE, lw=1)
     for axis, label in ((left, "pass@k"), (right, "pass@k above the start")):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(runs.ks, [str(k) for k in runs.ks])
-        axis.set(xlabel="k", ylabel=label)
+        over_k(axis, runs.ks, label)
     left.legend(frameon=False)
     figure.tight_layout()
 
@@ -247,9 +246,7 @@ def draw_staleness(runs: Runs, control: str) -> None:
             axis.errorbar(shown, middle, spread, color=colour, marker="o", ms=4, lw=1.4, label=name)
         axis.axhline(0, color="gray", lw=1)
         axis.axhline(3, color="gray", lw=1, ls=":")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted(found), [str(s) for s in sorted(found)])
-        axis.set(xlabel="steps ahead", ylabel=f"points of max@{k} lost")
+        over_k(axis, sorted(found), f"points of max@{k} lost", "steps ahead")
     axes[0].legend(frameon=False)
     figure.tight_layout()
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from draw import (
@@ -38,7 +39,7 @@ from evaluations import (
     run_name,
     shares_of,
 )
-from tables import beside, number, table, with_intervals
+from tables import beside, difference, number, table, with_intervals
 from tiny_studies import guests_figure, guests_tables, selector_tables
 
 from bestofk.evaluation.sign_flips import sign_flip_tests
@@ -49,15 +50,8 @@ PAGES = (
     *sorted(HERE.glob("*.md")),
     DOCS / "results.md",
     HERE.parent / "README.md",
-    HERE.parent / "recipes" / "construct-tiny" / "README.md",
-    HERE.parent / "recipes" / "countdown-tiny" / "README.md",
-    HERE.parent / "recipes" / "gsm8k-smollm2" / "README.md",
-    HERE.parent / "recipes" / "code-smollm2" / "README.md",
-    HERE.parent / "recipes" / "code-qwen" / "README.md",
+    *sorted((HERE.parent / "recipes").glob("*/README.md")),
 )
-
-
-FIVE = ("grpo", "grpo, small steps", "maxrl", "max@1+16+112, decay")
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 
 
@@ -71,13 +65,7 @@ def reward_kinds(exact: Runs) -> Runs:
     return runs.only(*(name for arm in names for name in (arm, partial[arm])))
 
 
-def reached(
-    runs: Runs,
-    metric: str,
-    shown: Sequence[int],
-    arms: Sequence[str] | None = None,
-    start: np.ndarray | None = None,
-) -> str:
+def reached(runs: Runs, metric: str, shown: Sequence[int], start: np.ndarray | None = None) -> str:
     """What every arm reached: mean and standard deviation over seeds."""
     places = [runs.ks.index(k) for k in shown]
 
@@ -91,7 +79,7 @@ def reached(
 
     rows = [
         row("start", runs.start() if start is None else start),
-        *(row(f"`{arm}`", runs.last(arm)) for arm in arms or runs.arms),
+        *(row(f"`{arm}`", runs.last(arm)) for arm in runs.arms),
     ]
     return table(["", "seeds", *(f"{metric}@{k}" for k in shown)], rows)
 
@@ -220,7 +208,7 @@ def more_tables(small: Runs, closeness: Runs) -> dict[str, str]:
             "gsm8k": reached(real, "pass", large),
             "gsm8k-start": against(real, real.start(), "pass", large),
             "gsm8k-grpo": against(real, real.last("grpo at 1e-5"), "pass", large, "grpo at 1e-5"),
-            "gsm8k-hot": reached(hot, "pass", large, warm, hot.values["start", 0]),
+            "gsm8k-hot": reached(hot.only(*warm), "pass", large, hot.values["start", 0]),
             "tried-gsm8k": tried("gsm8k-decay-screen", "pass", (1, 4, 16, 64)),
             "tried-gsm8k-hot": tried("gsm8k-screen", "pass", (1, 4, 16, 64)),
         }
@@ -679,17 +667,67 @@ def construct_tables(kind: str) -> dict[str, str]:
     }
 
 
-def construct_tested(kind: str) -> dict[str, str]:
-    """Of each run with a new seed, at the step that validation picks and at the end."""
+def construct_tested() -> dict[str, str]:
+    """By kind, each run with a new seed, at the step that validation picks and at the end; then the
+    differences that the design names."""
     ks, found = checkpoints("construct-comparison-test", of="construct-comparison")
-    rows = []
+    at = [ks.index(k) for k in (1, 4, 16)]
+    rows: dict[str, list[list[str]]] = {}
+    picked: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     for (arm, seed, step), values in found.items():
-        if f" kind={kind}" in arm:
-            cells = [number(values[:, ks.index(k)].mean()) for k in (1, 4, 16)]
-            where = "" if arm.startswith("start") else f"`{run_name(arm)}`, step {step}"
-            rows.append([where or "start", str(seed) if where else "", *cells])
-    head = ["", "seed", "max@1", "max@4", "max@16"]
-    return {f"construct-{kind}-test": table(head, rows)}
+        kind, run = arm.partition("kind=")[2].split()[0], run_name(arm)
+        begun = run == "start"
+        where = [run, ""] if begun else [f"`{run}`, step {step}", str(seed)]
+        rows.setdefault(kind, []).append([*where, *map(number, values[:, at].mean(axis=0))])
+        role = "control" if run.startswith(ONE_SAMPLE) else run.split()[0]
+        picked.setdefault((kind, role), {}).setdefault(seed, values[:, at])  # the first is the best
+    heads = ["max@1", "max@4", "max@16"]
+    texts = {
+        f"construct-{kind}-test": table(["", "seed", *heads], each) for kind, each in rows.items()
+    }
+    for name, kinds in (("decides", ("independent", "sidon", "cover")), ("cut", ("cut",))):
+        there = [kind for kind in kinds if (kind, "control") in picked]
+        if there:
+            head = ["minus the control", *heads]
+            texts[f"construct-{name}"] = table(head, decisive(picked, there))
+    return texts
+
+
+FOR_K = ("max@1+4+16", "max@16")
+
+
+def decisive(
+    picked: dict[tuple[str, str], dict[int, np.ndarray]], kinds: Sequence[str], draws: int = 10_000
+) -> list[list[str]]:
+    """Both arms for k minus the control, on each kind and on their mean: a bootstrap over problems
+    within kinds and over seeds, simultaneous over the rows of a column."""
+    rng = np.random.default_rng(0)
+
+    def resampled(size: int) -> np.ndarray:
+        """Weights of each as they are, then of bootstrap draws."""
+        drawn = rng.multinomial(size, [1 / size] * size, draws)
+        return np.vstack([np.ones(size), drawn]) / size
+
+    gaps = {}
+    for kind in kinds:
+        problems = resampled(len(next(iter(picked[kind, "control"].values()))))
+        means = {}
+        for role in ("control", *FOR_K):
+            seeds = np.stack([*picked[kind, role].values()])
+            means[role] = np.einsum("ds,spk,dp->dk", resampled(len(seeds)), seeds, problems)
+        gaps |= {f"{kind}, `{role}`": means[role] - means["control"] for role in FOR_K}
+    if len(kinds) > 1:
+        for role in FOR_K:
+            each = [gap for name, gap in gaps.items() if name.endswith(f"`{role}`")]
+            gaps[f"mean, `{role}`"] = np.mean(each, axis=0)
+    values = np.stack([*gaps.values()])
+    found, moved = values[:, 0], np.abs(values[:, 1:] - values[:, :1])
+    error = values[:, 1:].std(axis=1)
+    critical = np.quantile((moved / error[:, None]).max(axis=0), 0.95, axis=0)
+    return [
+        [name, *(difference(float(g), float(h)) for g, h in zip(gap, half, strict=True))]
+        for name, gap, half in zip(gaps, found, critical * error, strict=True)
+    ]
 
 
 def chosen_by_shown_test() -> dict[str, str]:
@@ -717,14 +755,15 @@ def tables() -> dict[str, str]:
     front = read("countdown")
     shown = (1, 4, 16, 64, 128, 256)
     texts["front"] = reached(front, "pass", shown)
-    texts["readme"] = reached(front, "pass", (1, 4, 16, 64, 256), FIVE)
     texts["front-start"] = against(front, front.start(), "pass", shown)
     texts["front-grpo"] = against(front, front.last("grpo"), "pass", shown, "grpo")
     texts["front-equal"] = at_equal_pass_1(front, 64)
     small = read("countdown-n32")
     texts["by-task"] = by_task()
-    texts |= construct_tables("sidon") | construct_tested("sidon")
-    texts |= chosen_by_shown_test() | guests_tables() | selector_tables()
+    begun = [line["arm"] for line in lines_of("construct-search") if line["step"] == 0]
+    for arm in begun:
+        texts |= construct_tables(arm.removeprefix("start kind="))
+    texts |= construct_tested() | chosen_by_shown_test() | guests_tables() | selector_tables()
     texts["n32"] = reached(small, "pass", shown)
     texts["n32-grpo"] = against(small, small.last("grpo"), "pass", shown, "grpo")
     texts["tried-n128"] = tried("countdown-n128-screen", "pass", shown)
@@ -774,6 +813,26 @@ def same(old: str, new: str, suffix: str) -> bool:
     return np.allclose(numbers, values, rtol=0, atol=0.01)
 
 
+def figures() -> list[tuple[Any, ...]]:
+    """Of each figure: its file, the function that draws it, and what that is given."""
+    tiny, (before, qwen, _) = read("countdown"), qwen_ends(solved=True)
+    real, (start, programs) = read("gsm8k-decay"), code_runs("mbpp-long", "mbpp-long", solved=True)
+    ks, found = construct_search("sidon")
+    here, docs = HERE / "images", DOCS / "images"
+    return [
+        (docs / "hero.svg", draw_hero, (tiny, tiny.start()), (qwen, before)),
+        (docs / "construct.svg", draw_construct, ks, found, construct_choices(ks, found)),
+        (here / "guests.svg", draw_construct, *guests_figure(), GUESTS_LINES),
+        (here / "front.svg", draw_front, tiny),
+        (here / "tasks.svg", draw_tasks, read("maze"), read("closeness")),
+        (here / "tasks-n128.svg", draw_tasks, read("maze-n128"), read("closeness-n128")),
+        (here / "curves.svg", draw_curves, read("off-policy-curves"), read("off-policy-decay"), 8),
+        (docs / "staleness.svg", draw_staleness, read("staleness"), "on policy"),
+        (here / "gsm8k.svg", draw_real_model, real, real.start()),
+        (here / "mbpp.svg", draw_real_model, programs, start),
+    ]
+
+
 def main() -> int:
     named, stale = sys.argv[1:], []
     check = named == ["--check"]
@@ -784,30 +843,9 @@ def main() -> int:
         print("\n\n".join(texts[name] for name in named if name in texts))
         return int(bool(unknown))
     new = {page: filled(page.read_text(encoding="utf-8"), texts) for page in PAGES if page.exists()}
-    tiny, (before, qwen, _) = read("countdown"), qwen_ends(solved=True)
-    draw_hero((tiny, tiny.start()), (qwen, before))
-    new[DOCS / "images" / "hero.svg"] = picture()
-    ks, found = construct_search("sidon")
-    draw_construct(ks, found, construct_choices(ks, found))
-    new[DOCS / "images" / "construct.svg"] = picture()
-    draw_construct(**guests_figure(), places=GUESTS_LINES)
-    new[HERE / "images" / "guests.svg"] = picture()
-    draw_front(read("countdown"))
-    new[HERE / "images" / "front.svg"] = picture()
-    draw_tasks(read("maze"), read("closeness"))
-    new[HERE / "images" / "tasks.svg"] = picture()
-    draw_tasks(read("maze-n128"), read("closeness-n128"))
-    new[HERE / "images" / "tasks-n128.svg"] = picture()
-    draw_curves(read("off-policy-curves"), read("off-policy-decay"), 8)
-    new[HERE / "images" / "curves.svg"] = picture()
-    draw_staleness(read("staleness"), "on policy")
-    new[DOCS / "images" / "staleness.svg"] = picture()
-    real = read("gsm8k-decay")
-    draw_real_model(real, real.start())
-    new[HERE / "images" / "gsm8k.svg"] = picture()
-    start, programs = code_runs("mbpp-long", "mbpp-long", solved=True)
-    draw_real_model(programs, start)
-    new[HERE / "images" / "mbpp.svg"] = picture()
+    for path, draw, *shown in figures():
+        draw(*shown)
+        new[path] = picture()
     for path, text in new.items():
         old = path.read_text(encoding="utf-8") if path.exists() else None
         if old is None or not same(old, text, path.suffix):

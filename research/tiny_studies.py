@@ -109,18 +109,14 @@ def guests_search() -> tuple[tuple[int, ...], dict[tuple[str, int], np.ndarray]]
     }
 
 
-def guests_figure() -> dict[str, Any]:
-    """What the figure shows: on test, max@k of the rows; on validation, the runs of the search."""
+def guests_figure() -> tuple[Any, ...]:
+    """What `draw_construct` shows: on test, max@k of the rows; on validation, the search."""
     runs = on_test("guests")
     rows = guests_rows(runs)
     ks, found = guests_search()
     last = dict(sorted(found))
-    return {
-        "ks": ks,
-        "found": found,
-        "picked": {row: (run, last[run]) for row, (run, _) in rows.items()},
-        "curves": (runs.ks, {row: values.mean(axis=0) for row, (_, values) in rows.items()}),
-    }
+    chosen = {row: (run, last[run]) for row, (run, _) in rows.items()}
+    return ks, found, chosen, (runs.ks, {row: v.mean(axis=0) for row, (_, v) in rows.items()})
 
 
 SELECTORS = ("weak", "fair", "good", "hackable")

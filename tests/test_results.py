@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 import tomllib
 from collections import Counter
 from dataclasses import replace
@@ -219,6 +220,10 @@ def test_claims_on_programs_and_maths() -> None:
     fewer = 1 - three[1] * 15 / (one[1] * 16)
     claim = "took {:.0%} fewer rollouts; a step took {:.1f} s instead of {:.1f} s"
     says("research/qwen.md", claim.format(fewer, *each))
+    (inner,) = (x for x in evaluations.lines_of("qwen-leetcode") if x["arm"] == three[0])
+    share = np.mean(inner["shares"][:10]), np.mean(inner["shares"][10:])
+    claim = "share {:.2f} over the first ten steps, later {:.2f}"
+    says("research/qwen.md", claim.format(*share).replace("0.", "."))
     long = [x["seconds"] for x in evaluations.lines_of("qwen-leetcode") if x["step"] > 108]
     says("research/qwen.md", f"{round(min(long), -1):.0f} to {round(max(long), -1):.0f} seconds")
     (ahead,) = (x for x in evaluations.lines_of("qwen-leetcode") if "ahead" in x["arm"])
@@ -251,7 +256,6 @@ def test_claims_on_construction_problems() -> None:
     start, control, _, mixture, _ = shown("construct-sidon").values()
     assert mixture["4"][2] > 0
     page = "recipes/construct-qwen/README.md"
-    PUBLISHED[page] = RESULTS.parent / page
     numbers = start["16"][0], mixture["16"][0], control["16"][0], start["1"][0], mixture["1"][0]
     claim = "goes from .{:.0f} to .{:.0f}, and the best of 14 one-sample runs reaches .{:.0f}; one "
     claim += "sample goes from .{:02.0f} to .{:.0f}, and to .{:.0f}"
@@ -571,6 +575,72 @@ def test_a_search_picks_arms_for_new_seeds_and_the_best_checkpoint_is_tested(
         picks = np.array([value for [[value, _]] in line["counts"]])
         assert (picks <= best_of_2 + 1e-12).all()
         assert ((picks > 0) == (one > 0)).all()
+
+
+def test_a_run_that_the_limit_stops_goes_on_from_its_checkpoint(
+    tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
+    recipe = RESULTS.parent / "recipes" / "countdown-tiny" / "run.toml"
+    text = STUDY.replace("RECIPE", str(recipe)).replace('"run.steps" = 1', '"run.steps" = 60')
+    text = text.replace('every" = 1\n', 'every" = 60\n').replace("[unseen]\ncountdown", "[x]\ny")
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "small.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(tmp_path / "c")]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words, "--arms", "grpo*"])
+    (log,) = [tmp_path / "w" / "small" / "grpo__once-0.log"]
+
+    def first_step(*_: object) -> None:  # the limit
+        while not (log.exists() and "step 1/60" in log.read_text(encoding="utf-8")):
+            time.sleep(0.01)
+
+    with monkeypatch.context() as stopped:
+        wait = run.Study.join
+        limits = iter([first_step, wait, wait])
+        stopped.setattr(run.Study, "join", lambda *words: next(limits)(*words))
+        assert run.main() == 1
+    assert "1 left, 0 did not end well" in capsys.readouterr().out
+    assert not run.kept(tmp_path / "c" / "small.parquet")
+    assert run.main() == 0
+    assert "step 1/60" not in log.read_text(encoding="utf-8")
+    assert [line["step"] for line in run.kept(tmp_path / "c" / "small.parquet")] == [0, 60]
+
+
+def test_the_comparison_runs_what_the_search_on_construction_problems_picks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["construct-comparison", "--arms", "*kind=sidon*", "--seeds", "4", "--dry-run"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    assert run.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    picked = make.construct_choices(*make.construct_search("sidon"))
+    names = [picked[name][0] for name in picked if name != "one sample, chosen by max@1"]
+    for line in lines:
+        settings = dict(zip(*[iter(line.split()[3:])] * 2))
+        name = f"{settings['--objective']} {settings['--optimizer.learning_rate']}"
+        if "--loss.entropy_bonus" in settings:
+            name += f", bonus {settings['--loss.entropy_bonus'][1:]}"
+        assert name in names or settings["--run.steps"] == "1"
+    assert len(lines) == len(names) == 4
+
+
+def test_what_decides_on_construction_problems_finds_a_gain_and_no_other() -> None:
+    rng = np.random.default_rng(0)
+    kinds, gains = ("sidon", "cover"), {"control": 0.0, "max@1+4+16": 0.1, "max@16": 0.0}
+    picked = {
+        (kind, role): {s: rng.normal(0.5, 0.1, (256, 3)) + [0, 0, gain] for s in range(1, 5)}
+        for kind in kinds
+        for role, gain in gains.items()
+    }
+    rows = {name: cells for name, *cells in make.decisive(picked, kinds, draws=2000)}
+    assert list(rows)[4:] == ["mean, `max@1+4+16`", "mean, `max@16`"]
+    for name, cells in rows.items():
+        assert [cell.endswith("*") for cell in cells] == [False, False, "1+4" in name]
+    for kind in kinds:
+        gap = np.mean([picked[kind, "max@16"][s] - picked[kind, "control"][s] for s in range(1, 5)])
+        shown = [float(cell.split()[0].replace("−", "-")) for cell in rows[f"{kind}, `max@16`"]]
+        assert np.mean(shown) == pytest.approx(gap, abs=0.001)
 
 
 def test_what_a_selector_picks_is_the_mean_over_all_subsets() -> None:

@@ -27,27 +27,12 @@ RECIPE = "construct-tiny"
 SHOWN = (1, 4, 16)
 QUOTED = 16
 """The k of the sentence above table and page."""
-
-
-def run_settings(
-    objective: str, folder: Path, *, steps: int, problems: int, seed: int
-) -> RunSettings:
-    """The recipe construct-tiny for one objective; the two runs differ in nothing but its name."""
-    from bestofk.training.resolve import resolve
-
-    changes = {
-        "objective": objective,
-        "model.device": "cpu",
-        "evaluation.every": steps,
-        "evaluation.split": "test",
-        "evaluation.prompts": problems,
-        "run.dir": str(folder),
-        "run.steps": steps,
-        "run.seed": seed,
-        "run.checkpoint_every": max(1, steps // 2),
-        "run.advanced.keep_best": False,
-    }
-    return resolve(stated_by(RECIPE, changes))
+OPENING = (
+    "Nine guests, some pairs do not get along: invite as many as you can without such a pair. "
+    "A list with one is worth nothing, any other its length over the best. A tiny model is "
+    "trained for it twice from the same start, for one sample ({}) and for k ({}): about three "
+    "minutes on two cores. After Ctrl-C the same command resumes.\n"
+)
 
 
 class QuickstartOptions(VerbOptions):
@@ -69,14 +54,32 @@ class QuickstartOptions(VerbOptions):
     """Seed of both runs."""
 
 
+def run_settings(objective: str, folder: Path, options: QuickstartOptions) -> RunSettings:
+    """The recipe construct-tiny for one objective; the two runs differ in nothing but its name."""
+    from bestofk.training.resolve import resolve
+
+    changes = {
+        "objective": objective,
+        "model.device": "cpu",
+        "evaluation.every": options.steps,
+        "evaluation.split": "test",
+        "evaluation.prompts": options.problems,
+        "run.dir": str(folder),
+        "run.steps": options.steps,
+        "run.seed": options.seed,
+        "run.checkpoint_every": max(1, options.steps // 2),
+        "run.advanced.keep_best": False,
+    }
+    return resolve(stated_by(RECIPE, changes))
+
+
 def main(argv: list[str]) -> int:
     arguments = parsed(QuickstartOptions, argv, "bestofk quickstart")
     objective, folder = arguments.objective, arguments.dir
     runs = {ONE_SAMPLE: folder / "one-sample", objective: folder / "k-samples"}
     if len(runs) < 2:
         raise ValueError(f"the two runs differ by their objective, got {ONE_SAMPLE} for both")
-    size = {"steps": arguments.steps, "problems": arguments.problems, "seed": arguments.seed}
-    settings = {name: run_settings(name, path, **size) for name, path in runs.items()}
+    settings = {name: run_settings(name, path, arguments) for name, path in runs.items()}
     with contextlib.redirect_stdout(sys.stderr) if arguments.as_json else contextlib.nullcontext():
         status = run(settings, folder, again=shlex.join(["bestofk", "quickstart", *argv]))
     if arguments.as_json and not status:
@@ -102,7 +105,7 @@ def run(settings: Mapping[str, RunSettings], folder: Path, *, again: str) -> int
         states = dict.fromkeys(states, "other")  # a finished quickstart starts over
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    print(opening(list(settings)))
+    print(in_columns(OPENING.format(*settings), 80))
     for name, chosen in reversed(list(settings.items())):
         if states[name] == "finished":
             continue
@@ -117,16 +120,6 @@ def run(settings: Mapping[str, RunSettings], folder: Path, *, again: str) -> int
     print(in_columns("\n".join(verdicts), 80))
     print(f"\n{time.monotonic() - began:.0f} s; the page: {page}; the runs: {folder}")
     return 0
-
-
-def opening(names: Sequence[str]) -> str:
-    return in_columns(
-        "Nine guests, some pairs do not get along: invite as many as you can without such a pair. "
-        "A list with one is worth nothing, any other its length over the best. A tiny model is "
-        f"trained for it twice from the same start, for one sample ({names[0]}) and for k "
-        f"({names[1]}): about three minutes on two cores. After Ctrl-C the same command resumes.\n",
-        80,
-    )
 
 
 def state_of(chosen: RunSettings) -> str:

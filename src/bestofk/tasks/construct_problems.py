@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -37,7 +38,7 @@ class Kind:
     """The optimum, or None where the problem is too easy or too hard to be one."""
 
 
-def _graph(rng: random.Random, size: int, degree: float) -> Facts | None:
+def _graph(degree: float, rng: random.Random, size: int) -> Facts | None:
     chance = degree / (size - 1)
     edges = [[a, b] for a, b in combinations(range(size), 2) if rng.random() < chance]
     return {"edges": edges} if edges else None
@@ -117,29 +118,14 @@ def path(facts: Facts, size: int) -> Solution | None:
     def extend(walk: list[int], unseen: int) -> None:
         nonlocal best
         if len(walk) > len(best):
-            best = walk.copy()
-        ahead = near[walk[-1]] & unseen
-        reachable = ahead  # items that can still be reached, those before the next one included
-        while (wider := reachable | _all(near, reachable) & unseen) != reachable:
-            reachable = wider
-        if len(walk) + reachable.bit_count() <= len(best):
-            return
-        for item in bits(ahead):
-            walk.append(item)
-            extend(walk, unseen & ~(1 << item))
-            walk.pop()
+            best = walk
+        if len(best) < size:
+            for item in bits(near[walk[-1]] & unseen):
+                extend([*walk, item], unseen & ~(1 << item))
 
     for start in range(size):
         extend([start], ((1 << size) - 1) & ~(1 << start))
     return (len(best), best) if len(best) >= size - 3 else None
-
-
-def _all(near: Sequence[int], items: int) -> int:
-    joined = 0
-    while items:
-        joined |= near[(items & -items).bit_length() - 1]
-        items &= items - 1
-    return joined
 
 
 def _numbers(rng: random.Random, size: int) -> Facts:
@@ -233,15 +219,11 @@ def knapsack(facts: Facts, size: int) -> Solution | None:
     return (worth, bits(items)) if worth else None
 
 
-def _guests(rng: random.Random, size: int) -> Facts | None:
-    return _graph(rng, size, 3.2)
-
-
 KINDS = {
-    "independent": Kind((12, 16), 40, _guests, _graph_identity, independent),
+    "independent": Kind((12, 16), 40, partial(_graph, 3.2), _graph_identity, independent),
     "sidon": Kind((14, 17), 18, _numbers, _numbers_identity, sidon),
     "cover": Kind((9, 12), 24, _teams, _teams_identity, cover),
-    "path": Kind((9, 12), 14, lambda rng, n: _graph(rng, n, 3.0), _graph_identity, path),
+    "path": Kind((9, 12), 14, partial(_graph, 3.0), _graph_identity, path),
     "knapsack": Kind((10, 14), 24, _goods, _goods_identity, knapsack),
-    "cut": Kind((12, 16), 20, _guests, _graph_identity, cut),
+    "cut": Kind((12, 16), 20, partial(_graph, 3.2), _graph_identity, cut),
 }
