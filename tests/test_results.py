@@ -127,7 +127,7 @@ def test_claims_on_how_much_it_matters() -> None:
     at_16, at_1 = ([row[k][1] for row in for_k] for k in ("16", "1"))
     gain, cost = span(at_16), span(at_1)
     plain = gain.replace("+", ""), cost.replace("-", "")
-    claim = "gains {} points at best of 16 over one-sample training, and costs {} at one sample"
+    claim = "gains {} points over GRPO at best of 16, and costs {} at one sample"
     says("README.md", claim.format(*plain))
     says("README.md", f"(0.5B; validation) | {gain} points | {cost} |")
     says("docs/choose.md", f"{gain} points, {cost} at one sample, against the best checkpoint")
