@@ -161,8 +161,6 @@ def as_environment(source: Any) -> EnvironmentClasses:
     Raises:
         ValueError: anything else.
     """
-    if isinstance(source, EnvironmentClasses):
-        return source
     if isinstance(source, str):
         return load_environment(source)
     if isinstance(source, Mapping):

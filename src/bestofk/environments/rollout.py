@@ -27,12 +27,17 @@ from bestofk.sampling.prompts import digests, uniforms
 from bestofk.sampling.sampler import Sampling
 from bestofk.types import Ending, Group, Message, Prompt, Trajectory
 
+Reply: TypeAlias = tuple[list[int], int] | None
+"""What follows a turn, and how many tokens the next may have; None where it was the last."""
+
 
 @dataclass
 class OpenTrajectory(OpenConversation):
     """A conversation as tokens."""
 
     text: ChatTurns = field(kw_only=True)
+    longest: int = 0
+    """Tokens that it may have after the prompt."""
     replies: list[Message] = field(default_factory=list)
     """To the turn before, until they are appended."""
     tokens: list[int] = field(default_factory=list)
@@ -44,9 +49,10 @@ class OpenTrajectory(OpenConversation):
         """Tokens that the model may still write."""
         return (self.limits.own_tokens or math.inf) - sum(self.own)
 
-    def free(self, longest: int) -> int:
-        """Tokens that the next turn may have, in a trajectory of at most `longest` tokens."""
-        room = longest - len(self.tokens)
+    @property
+    def free(self) -> int:
+        """Tokens that the next turn may have."""
+        room = self.longest - len(self.tokens)
         return int(min(self.limits.turn_tokens or room, room, self.own_room))
 
     def add(self, tokens: Sequence[int], log_probs: Sequence[float], *, own: bool) -> None:
@@ -55,26 +61,19 @@ class OpenTrajectory(OpenConversation):
         self.own += [own] * len(tokens)
 
     def take(
-        self,
-        ids: Sequence[int],
-        log_probs: Sequence[float],
-        *,
-        longest: int,
-        ends: Collection[int],
+        self, ids: Sequence[int], log_probs: Sequence[float], *, ends: Collection[int]
     ) -> None:
         """Append a turn that the policy drew, up to the limits, and what the environment answers.
 
         Args:
-            longest: tokens that the trajectory may have.
             ends: ids that end a turn.
         """
-        free, tokenizer = self.free(longest), self.text.tokenizer
-        ids = list(ids)[:free]
+        free, tokenizer = self.free, self.text.tokenizer
+        ids, log_probs = list(ids)[:free], list(log_probs)[:free]
         (text,) = texts_of(tokenizer, [without_end(ids, ends)])
-        log_probs = list(log_probs)[:free]
-        answer = self.heard(ids, log_probs, text, longest=longest, ends=ends)
+        answer = self.heard(ids, log_probs, text, ends=ends)
         if answer is not None:
-            self.told(*reply_ids(tokenizer, [answer], ids[-1:], ends), longest=longest)
+            self.told(*reply_ids(tokenizer, [answer], ids[-1:], ends))
 
     def heard(
         self,
@@ -82,7 +81,6 @@ class OpenTrajectory(OpenConversation):
         log_probs: list[float],
         text: str,
         *,
-        longest: int,
         ends: Collection[int],
         stop: Sequence[str] = (),
     ) -> str | None:
@@ -97,25 +95,25 @@ class OpenTrajectory(OpenConversation):
         text, is_cut = up_to_stop(text, stop)
         if self.ended_by is None and not is_cut and ids[-1] not in ends:
             within: Ending = "turn_tokens" if self.own_room else "own_tokens"
-            self.ended_by = within if longest > len(self.tokens) else "length"
+            self.ended_by = within if self.longest > len(self.tokens) else "length"
         self.replies = self.hear(text, self.text.calls(without_end(ids, ends)))
         if self.ended_by is None and not self.own_room:
             self.ended_by = "own_tokens"
         if self.ended_by:
             return None
         reply = self.text.written(self.replies)
-        if len(reply) > (longest - len(self.tokens)) * self.text.longest_token:
+        if len(reply) > (self.longest - len(self.tokens)) * self.text.longest_token:
             self.ended_by = "length"
         return None if self.ended_by else reply
 
-    def told(self, ids: list[int], *, longest: int) -> list[int] | None:
+    def told(self, ids: list[int]) -> Reply:
         """Append what follows a turn, or end the trajectory where that does not fit."""
-        if len(self.tokens) + len(ids) >= longest:
+        if len(self.tokens) + len(ids) >= self.longest:
             self.ended_by = "length"
             return None
         self.messages += self.replies
         self.add(ids, [0.0] * len(ids), own=False)
-        return ids
+        return ids, self.free
 
     def trajectory(self) -> Trajectory:
         talk = self.conversation()
@@ -129,10 +127,6 @@ class OpenTrajectory(OpenConversation):
         )
 
 
-Reply: TypeAlias = tuple[list[int], int] | None
-"""What follows a turn, and how many tokens the next may have; None where it was the last."""
-
-
 @dataclass
 class OpenGroups:
     """The trajectories in the making of some prompts."""
@@ -141,30 +135,20 @@ class OpenGroups:
     """With what `reset` adds."""
     starts: list[tuple[int, ...]]
     """Their ids."""
-    room: list[int]
-    """Tokens that the trajectories of each may have."""
     rows: list[OpenTrajectory]
     """n of each prompt, one prompt after another."""
     sampling: Sampling
     sampler: Any
     threads: ThreadPoolExecutor
 
-    def longest(self, at: int) -> int:
-        """Tokens that a trajectory may have."""
-        return self.room[at // self.sampling.n]
-
-    def free(self, at: int) -> int:
-        """Tokens that the next turn of a row may have."""
-        return self.rows[at].free(self.longest(at))
-
     def ask(self, turns: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> list[Future[str | None]]:
         """Let environments answer turns (row, tokens, log-probs), each in a thread."""
-        ends, stop = self.sampler.ends, self.sampling.stop
-        shown = [without_end(ids[: self.free(at)], ends) for at, ids, _ in turns]
+        ends, rows = self.sampler.ends, self.rows
+        shown = [without_end(ids[: rows[at].free], ends) for at, ids, _ in turns]
         replies = []
         for (at, *turn), text in zip(turns, texts_of(self.sampler.tokenizer, shown), strict=True):
-            ids, log_probs = (each[: self.free(at)].tolist() for each in turn)
-            heard = partial(self.rows[at].heard, longest=self.longest(at), ends=ends, stop=stop)
+            ids, log_probs = (each[: rows[at].free].tolist() for each in turn)
+            heard = partial(rows[at].heard, ends=ends, stop=self.sampling.stop)
             replies.append(self.threads.submit(heard, ids, log_probs, text))
         return replies
 
@@ -173,9 +157,9 @@ class OpenGroups:
         texts = {at: text for at, text in answers if text is not None}
         last = [self.rows[at].tokens[-1] for at in texts]
         tokenizer, ends = self.sampler.tokenizer, self.sampler.ends
-        rows = dict(zip(texts, reply_ids(tokenizer, list(texts.values()), last, ends)))
-        fits = {at: self.rows[at].told(ids, longest=self.longest(at)) for at, ids in rows.items()}
-        return [None if fits.get(at) is None else (rows[at], self.free(at)) for at, _ in answers]
+        ids = zip(texts, reply_ids(tokenizer, list(texts.values()), last, ends))
+        replies = {at: self.rows[at].told(each) for at, each in ids}
+        return [replies.get(at) for at, _ in answers]
 
 
 class TurnSampler:
@@ -265,11 +249,10 @@ class TurnSampler:
         groups = [rows[at : at + n] for at in range(0, len(rows), n)]
         shown = [with_observation(group) for group in groups]
         starts = [group[0].text.prompt(prompt) for group, prompt in zip(groups, shown)]
-        room = [
-            self._room(prompt, len(start), sampling.max_new_tokens)
-            for prompt, start in zip(shown, starts)
-        ]
-        return OpenGroups(shown, starts, room, rows, sampling, self.sampler, threads)
+        for group, prompt, start in zip(groups, shown, starts):
+            for row in group:
+                row.longest = self._room(prompt, len(start), sampling.max_new_tokens)
+        return OpenGroups(shown, starts, rows, sampling, self.sampler, threads)
 
     def _room(self, prompt: Prompt, start: int, limit: int) -> int:
         """Tokens that the trajectories of a prompt may have."""
@@ -283,14 +266,13 @@ class TurnSampler:
 
     def _in_engine(self, groups: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
         """All turns by a sampler that takes replies while it decodes; whether it can."""
-        first = [groups.free(at) for at in range(0, len(groups.rows), sampling.n)]
-        options = {
-            "room": groups.room,
-            "first": first,
-            "ask": groups.ask,
-            "told": groups.told,
-        }
-        return bool(self.sampler.converse(groups.starts, draws, sampling, **options))
+        firsts = groups.rows[:: sampling.n]
+        is_drawn = self.sampler.converse(
+            groups.starts, draws, sampling,
+            room=[row.longest for row in firsts], first=[row.free for row in firsts],
+            ask=groups.ask, told=groups.told,
+        )  # fmt: skip
+        return bool(is_drawn)
 
     def _turn_by_turn(self, groups: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
         """All rows draw a turn together, then all environments answer."""
@@ -314,7 +296,7 @@ class TurnSampler:
         }
         turns: dict[int, list[Drawn]] = {}
         while left := [at for at in texts if at not in turns]:
-            most = max(map(groups.free, left))
+            most = max(groups.rows[at].free for at in left)
             fit = [at for at in left if len(texts[at]) + most <= (self.context or math.inf)]
             each = np.zeros((len(fit), n, most))
             for place, at in enumerate(fit):

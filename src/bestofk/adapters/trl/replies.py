@@ -48,16 +48,18 @@ class RolloutsWithReplies:
             options=trainer.chat_template_kwargs,
         )
         rows = [
-            OpenTrajectory(Prompt(str(at), prompt, "trl"), self.limits, environment, text=text)
-            for at, (prompt, environment) in enumerate(zip(prompts, trainer.environments))
-        ]
-        longest = [longest_after(trainer, start) for start in starts]
+            OpenTrajectory(
+                Prompt("", prompt, "trl"), self.limits, environment, text=text,
+                longest=longest_after(trainer, start),
+            )
+            for prompt, environment, start in zip(prompts, trainer.environments, starts)
+        ]  # fmt: skip
         training = trainer.model.training
         siblings = trainer.num_generations if training else trainer.num_generations_eval
         drawn, reported = trainer._generate_single_turn(starts, images, fields, siblings)
 
         def answer(at: int, ids: list[int], log_probs: list[float]) -> None:
-            rows[at].take(ids, log_probs, longest=longest[at], ends=trainer.eos_token_ids)
+            rows[at].take(ids, log_probs, ends=trainer.eos_token_ids)
 
         active = list(range(len(rows)))
         with ThreadPoolExecutor(AT_ONCE, "bestofk environment") as threads:

@@ -56,15 +56,18 @@ class EnvironmentLoop(AgentLoopBase):
         uid, messages = columns.get("uid"), tuple(map(dict, columns["raw_prompt"]))
         spec = {**columns, **(columns.get("extra_info") or {})}  # what `reset` gets
         prompt = Prompt(str(uid or columns.get("index")), messages, "verl", spec)
-        row = OpenTrajectory(prompt, self.source.limits, text=self.source.text_for(prompt))
+        row = OpenTrajectory(
+            prompt, self.source.limits, text=self.source.text_for(prompt),
+            longest=self.rollout_config.response_length,
+        )  # fmt: skip
         session = f"{uid}/{columns.get('session_id', uuid4().hex)}".encode()
         seed = int.from_bytes(hashlib.sha256(session).digest()[:4])
         await self.aside(row.begin, self.source.environments, seed)
         start = self._cap_text_prompt_length(list(row.text.prompt(shown_to_group(row, uid))))
-        request, longest = uuid4().hex, self.rollout_config.response_length
+        request = uuid4().hex
         has_log_probs, extra = True, dict[str, Any]()
         while row.turns == 0 or row.ended_by is None:
-            most = row.free(longest)
+            most = row.free
             drawn = await self.server_manager.generate(
                 request_id=request,  # of the whole trajectory, so that one server keeps its prefix
                 prompt_ids=[*start, *row.tokens],
@@ -77,7 +80,7 @@ class EnvironmentLoop(AgentLoopBase):
             log_probs = drawn.log_probs or [0.0] * len(ids)
             has_log_probs = has_log_probs and bool(drawn.log_probs)
             extra = {**drawn.extra_fields, **{k: v for k, v in extra.items() if k[:4] == "min_"}}
-            await self.aside(row.take, ids, log_probs, longest=longest, ends=ends)
+            await self.aside(row.take, ids, log_probs, ends=ends)
         await self.aside(row.finish)
         verdict = row.verdict
         if verdict is None and hasattr(row.environment, "get_reward"):

@@ -29,10 +29,8 @@ class Turn(NamedTuple):
     log_probs: np.ndarray
 
 
-Answer: TypeAlias = "Future[Any]"
-"""What an environment says to a turn."""
-Ask: TypeAlias = Callable[[Sequence[Turn]], Sequence[Answer]]
-"""Begins to answer turns."""
+Ask: TypeAlias = Callable[[Sequence[Turn]], Sequence[Future[Any]]]
+"""Lets environments begin to answer turns."""
 Reply: TypeAlias = tuple[list[int], int] | None
 """The tokens that follow a turn, and how many the next may have; None where it was the last."""
 Told: TypeAlias = Callable[[Sequence[tuple[int, Any]]], Sequence[Reply]]
@@ -64,7 +62,7 @@ class TurnScheduler(Scheduler):
         self.turn_ends = np.repeat(first, self.sampling.n)
         """Tokens that sequences have at most when their present turn ends."""
         self.ask, self.told, self.first_sequence = ask, told, first_sequence
-        self.asked: dict[int, Answer] = {}
+        self.asked: dict[int, Future[Any]] = {}
         self.drawn = np.zeros(len(self.lengths), dtype=np.int64)
         """Tokens that the policy drew in the turns before."""
 
