@@ -557,15 +557,18 @@ def test_a_verifier_that_breaks_is_unscored_and_noted_once() -> None:
         raise RuntimeError("no judge")
 
     upstream = ScriptedUpstream(lambda body, number: ("right", 0.0))
-    with (
-        upstream.running() as url,
-        served(url, from_function(breaks), k=2, say=notes.append) as address,
-    ):
-        for _ in range(2):
-            told = ask(address).json()["bestofk"]
-            assert (told["status"], told["reward"], told["passed"]) == ("unscored", None, False)
-    assert len(notes) == 1
-    assert "no judge" in notes[0]
+    broken, by_score = from_function(breaks), {"by": "score"}
+    for judge, more in ((broken, {}), (scored_by(None, broken), by_score)):
+        notes.clear()
+        with (
+            upstream.running() as url,
+            served(url, judge, k=2, say=notes.append, **more) as address,
+        ):
+            for _ in range(2):
+                told = ask(address).json()["bestofk"]
+                assert (told["status"], told["reward"], told["passed"]) == ("unscored", None, False)
+        assert len(notes) == 1
+        assert "no judge" in notes[0]
 
 
 FORGED = """```python

@@ -15,6 +15,7 @@ import pytest
 
 import bestofk as bk
 from bestofk.cli import main
+from bestofk.cli.solve_command import SolveOptions, forecast_of
 from bestofk.deploy.choosing import Chooser, answer_line, choose, planned, rounds
 from bestofk.evaluation import samples
 from bestofk.models import load, save
@@ -61,6 +62,17 @@ def test_what_is_planned_is_the_mean_over_all_orders_of_the_samples(k: int) -> N
         assert plan.value == pytest.approx(np.mean(passes), abs=1e-12)
         assert plan.draws == pytest.approx(np.mean(draws), abs=1e-12)
         assert plan.low <= plan.value <= plan.high
+
+
+def test_a_forecast_counts_as_passed_what_the_run_will(tmp_path: Path) -> None:
+    pilot = tmp_path / "pilot.jsonl"
+    rows = [{"problem_id": str(p), "reward": (p + s) % 2} for p in range(4) for s in range(2)]
+    pilot.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for threshold, value, draws in ((1.0, 1.0, 1.5), (0.5, 1.0, 1.5), (2.0, 0.0, 2.0)):
+        stated: Any = {"target": "m", "planned": pilot, "n": 2, "threshold": threshold}
+        plan = forecast_of(SolveOptions(**stated))
+        assert plan is not None
+        assert (plan.value, plan.draws) == (value, draws)
 
 
 def test_rounds_hold_every_number_once_and_cost_at_most_twice_the_first_pass() -> None:
@@ -225,11 +237,11 @@ def test_a_verifier_that_breaks_and_a_server_that_is_not_there_are_told(
     shown = capsys.readouterr()
     assert (shown.out, Path("gone.jsonl").exists()) == ("", False)
     assert "Is the server running, and are host and port right?" in shown.err
-    with (
-        FaultyServer(always={"": scripted}) as server,
-        pytest.warns(UserWarning, match="2 samples could not be scored, 2 because breaks raised"),
-    ):
-        bk.best_of(server.url, ["say one"], 2, verifier=breaks, name="m")
+    with FaultyServer(always={"": scripted}) as server:
+        ways: list[dict[str, Any]] = [{"verifier": breaks}, {"scorer": breaks}]
+        for given in ways:
+            with pytest.warns(UserWarning, match="2 samples could not be scored, 2 because breaks"):
+                bk.best_of(server.url, ["say one"], 2, name="m", **given)
 
 
 def breaks(completion: str) -> float:

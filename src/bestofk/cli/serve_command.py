@@ -39,7 +39,7 @@ class ServeOptions(VerbOptions):
     groups: ClassVar = {
         "What": ("upstream", "k", "verifier", "scorer", "vote", "fields"),
         "Where": ("host", "port", "token_variable"),
-        "ServerLimits": ("timeout", "requests"),
+        "Limits": ("timeout", "requests"),
     }
 
     upstream: str = option("URL")
@@ -103,11 +103,7 @@ class ServeOptions(VerbOptions):
 
     @property
     def limits(self) -> ServerLimits:
-        """What the server allows and who may ask.
-
-        Raises:
-            ValueError: anybody on the network could ask, or a variable has no key.
-        """
+        """What the server allows and who may ask."""
         from bestofk.deploy.choosing import check_drawing
         from bestofk.deploy.serving import LOOPBACK, ServerLimits
         from bestofk.sampling.retrying_client import key_in
@@ -177,11 +173,7 @@ def threads_of(judge: Any) -> int:
 
 
 def judge_of(options: ServeOptions) -> Any:
-    """The verifier and the scorer, checked with what a request can bring.
-
-    Raises:
-        ValueError: no such verifier, or one that needs a field which --fields does not name.
-    """
+    """The verifier and the scorer, checked with what a request can bring."""
     from bestofk.deploy.choosing import check_comparing
     from bestofk.rewards import VERIFIERS, BatchVerifier, scored_by, verifier
 

@@ -89,11 +89,7 @@ class SolveOptions(SampleOptions):
         return self.file.with_suffix(".samples.jsonl")
 
     def with_data(self) -> SolveOptions:
-        """The options with the rows as their task, and with what the target's run knows.
-
-        Raises:
-            ValueError: rows and another task, rows without a verifier.
-        """
+        """The options with the rows as their task, and with what the target's run knows."""
         if self.data is None:
             return self.with_run()
         if self.task not in ("", "dataset") or not self.verifier:
@@ -181,8 +177,7 @@ def forecast_of(job: SolveOptions) -> Planned | None:
         )
     if job.by == "score" and pilot.scores is None:
         raise ValueError(f"--planned {job.planned} has no scores, and they choose: draw it anew")
-    zero_one = set(pilot.rewards) <= {0.0, 1.0}
-    return planned(pilot, job.n, job.by, None if zero_one else job.threshold)
+    return planned(pilot, job.n, job.by, job.threshold)
 
 
 def draw(

@@ -216,12 +216,12 @@ def best_of(
             if not lines_of(file):
                 raise
             warnings.warn(str(error), stacklevel=2)
+        del guard.reasons[NO_VERIFIER]
+        lost = guard.reasons.total()
         for reason, times in guard.reasons.most_common(1):
-            if reason != NO_VERIFIER:
-                warnings.warn(
-                    f"{guard.unscored} samples could not be scored, {times} because {reason}",
-                    stacklevel=2,
-                )
+            warnings.warn(
+                f"{lost} samples could not be scored, {times} because {reason}", stacklevel=2
+            )
         answers = answers_of(file, by_id, k, by, threshold)
     return [answers.get(problem) for problem in by_id]
 

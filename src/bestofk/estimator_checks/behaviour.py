@@ -74,7 +74,7 @@ def by_count(estimator: JudgedFunction, n: int) -> tuple[tuple[float, float], ..
     return tuple(table)
 
 
-def _no_contrast(check: str, name: str, why: str, advantages: np.ndarray | Exception) -> Finding:
+def no_contrast(check: str, name: str, why: str, advantages: np.ndarray | Exception) -> Finding:
     """What is said of a group in which no sample is better than another."""
     if isinstance(advantages, Exception):
         return Finding(check, "bad", f"raises where {name}: {described(advantages)}")
@@ -96,7 +96,7 @@ def counts(estimator: JudgedFunction, k: int, n: int) -> list[Finding]:
         some = f"{k - 1} < k are wrong", "though every k-set has a success"
         cases.append(("N_neg < k", *some, n - k + 1))
     return [
-        _no_contrast(check, name, why, tried(estimator, _group(n, right), moved=True))
+        no_contrast(check, name, why, tried(estimator, _group(n, right), moved=True))
         for check, name, why, right in cases
     ]
 

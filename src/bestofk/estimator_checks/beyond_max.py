@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +18,9 @@ import numpy as np
 
 from bestofk.messages import unknown
 from bestofk.objectives import Objective
+from bestofk.procedures import MAJ, VOTES
 
-from .behaviour import Finding
+from .behaviour import Finding, no_contrast
 from .calling import CannotCall, JudgedFunction, Kind, Request, described, find_out, given
 from .fits import EXACT, Case, case_of_calls, fit
 from .policies import OUTCOMES, SPREADS, TabularPolicy, _moved, all_outcomes
@@ -64,24 +66,23 @@ def _vote(draw: Mapping[str, np.ndarray], _: Mapping[str, Any], rule: str = "") 
     return max(lead) if "count" in rule else float(np.mean(lead))
 
 
+def _passes(draw: Mapping[str, np.ndarray], _: Mapping[str, Any], least: int = 0) -> float:
+    return float(draw["rewards"].sum() >= (least or len(draw["rewards"])))
+
+
 def _subsets(draw: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> float:
     return float(options["value"](draw["rewards"], draw["scores"], draw["answers"]))
 
 
-RULES = ("", "ties-wrong", "ties-count", "weighted", "weighted:ties-wrong", "weighted:ties-count")
 DEFINITIONS: dict[str, tuple[Worth, tuple[str, ...]]] = {
     "select@k": (_select, ("scores",)),
     "select@k:soft": (_soft, ("scores",)),
     "retry@k": (_retry, ()),
     "retry@k:tokens": (partial(_retry, cost="tokens"), ("tokens",)),
-    **{
-        f"maj@k:{rule}".strip(":"): (
-            partial(_vote, rule=rule),
-            ("answers", "scores") if "weighted" in rule else ("answers",),
-        )
-        for rule in RULES
-    },
+    **{each.metric: (partial(_vote, rule=each.rule), each.needs) for each in (MAJ, *VOTES)},
     "subsets@k": (_subsets, ("scores", "answers")),
+    "pass^k": (_passes, ()),
+    **{f"atleast{m}@k": (partial(_passes, least=m), ()) for m in range(1, 10)},
 }
 """What k draws are worth, and what the estimator gets beside rewards, as keyword arguments."""
 Columns: TypeAlias = Mapping[str, np.ndarray]
@@ -123,7 +124,7 @@ def procedure_of(fn: Any, metric: str | None) -> str | None:
         ValueError: an unknown one.
     """
     if metric is None and isinstance(fn, Objective):
-        metrics = {term.entry.procedure.metric for term in fn.terms}
+        metrics = {term.metric for term in fn.terms}
         metric = metrics.pop() if len(metrics) == 1 else None
     if metric in (None, "max@k"):
         return None
@@ -155,13 +156,19 @@ def judge_procedure(
     cases: list[Case] = []
     noise = 0.0
     draws = np.array(list(itertools.product(range(4), repeat=k)))
+    counts = procedure.startswith(("pass", "atleast"))
+    settings = {
+        label: columns
+        for label, columns in SETTINGS.items()
+        if not counts or label.startswith("0/1")
+    }
 
     def judged(columns: Columns, log_ratio: np.ndarray, number: int = 0) -> Callable[..., Any]:
         columns = {**columns, "log_ratio": log_ratio}
         return _of_answers(fn, {each: columns[each] for each in inputs}, number)
 
     try:
-        usual = judged(SETTINGS["real, scores tie"], np.zeros(4))
+        usual = judged(list(settings.values())[-1], np.zeros(4))
         estimator = find_out(usual, request, off_policy=False)
         if isinstance(fn, Objective):
             estimator = replace(estimator, batched=True)  # noise belongs to a place in the batch
@@ -169,7 +176,7 @@ def judge_procedure(
         in_order = findings[0].status == "ok"
         limit = math.comb(n + 3, n) if in_order and not is_noisy else OUTCOMES
         outcomes = all_outcomes(4, n, limit=limit)
-        for setting, columns in SETTINGS.items():
+        for setting, columns in settings.items():
             parts = ({key: each[draw] for key, each in columns.items()} for draw in draws)
             worths = np.array([worth(each, options) for each in parts])
             for policy in _policies(setting, columns["rewards"], worths, off_policy, request.seed):
@@ -187,7 +194,7 @@ def judge_procedure(
                 noise = max(noise, chance)
     except CannotCall as error:
         return unusable(request, error)
-    target = f"the gradient of {procedure.replace('@k', f'@{k}')}"
+    target = f"the gradient of {re.sub('(?<=[@^])k', str(k), procedure)}"
     fits = [
         fit([each for each in cases if each.kind == kind], k, n, max(EXACT, noise))
         for kind in ("0/1", "real")
@@ -265,13 +272,8 @@ def _behaviour(estimator: JudgedFunction, k: int, n: int) -> list[Finding]:
         findings.append(Finding("order", "ok", "rearranged samples get rearranged advantages"))
     else:
         findings.append(Finding("order", "note", "the order of samples matters"))
-    same = _answered(estimator, np.repeat(np.arange(4)[:, None], n, axis=1))
-    if np.abs(same).max() < 1e-6:
-        text = "all advantages 0 where the samples do not differ"
-        findings.append(Finding("no signal", "ok", text))
-    else:
-        text = f"advantages up to {np.abs(same).max():.3g} where the samples do not differ"
-        findings.append(Finding("no signal", "note", text))
+    same = _answered(estimator, np.repeat(np.arange(4)[:, None], n, axis=1)).reshape(-1)
+    findings.append(no_contrast("no signal", "the samples do not differ", "not all 0", same))
     if k > 1:
         try:
             answer = _answered(estimator, groups[:, : k - 1])

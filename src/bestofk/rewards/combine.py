@@ -199,9 +199,11 @@ HELD_OUT = "held out"
 
 
 def with_scores(verdicts: Sequence[Verdict], scored: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts with a scorer's scores, or its rewards; None where it has none."""
+    """The verdicts with a scorer's scores, or its rewards; None where it has none, and why."""
     return [
-        replace(verdict, score=None if math.isnan(score) else score)
+        replace(verdict, score=None, detail=other.detail or verdict.detail)
+        if math.isnan(score)
+        else replace(verdict, score=score)
         for verdict, other in zip(verdicts, scored, strict=True)
         for score in [other.reward if other.score is None else other.score]
     ]
