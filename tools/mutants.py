@@ -129,7 +129,7 @@ MUTANTS = [
     (SELECT, "select: of equal scores each wins as if alone", "(values - means) * (wins - own)", "(values - means) * wins", "procedures"),
     (SELECT, "select: not centred", "(xp.mean(shortfall, axis=-1, keepdims=True) - shortfall) * (k * n / (n - k))", "-shortfall * (k * n / (n - k))", "procedures"),
     (RETRY, "retry: the first draw is free", "for j in range(1, k if price else 1)", "for j in range(2, k if price else 1)", "procedures"),
-    (RETRY, "retry: all sets weigh as those of k", "exact(passes, ratios(j), j, **form)", "exact(passes, ratios(k), j, **form)", "procedures"),
+    (RETRY, "retry: all sets weigh as those of k", "exact(values, ratios(size), size", "exact(values, ratios(k), size", "procedures"),
     (RETRY, "retry: draws after a pass cost tokens", "spent if size == m else spent * fails", "spent", "procedures"),
 ]  # fmt: skip
 

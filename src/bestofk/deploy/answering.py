@@ -27,11 +27,7 @@ class Judging:
     def __init__(
         self, verifier: BatchVerifier, *, threads: int, say: Callable[[str], None]
     ) -> None:
-        """
-        Args:
-            threads: samples judged at once.
-            say: told once of each kind of failing verdict.
-        """
+        """`threads` samples are judged at once; `say` is told of each kind of failing verdict."""
         self.verifier, self.say, self.notes = verifier, say, set[str]()
         self.pool = ThreadPoolExecutor(threads, "bestofk judge")
 
@@ -39,10 +35,7 @@ class Judging:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def check(self, question: Question) -> None:
-        """
-        Raises:
-            BadRequest: the verifier cannot use what the request brings.
-        """
+        """BadRequest where the verifier cannot use what the request brings."""
         try:
             self.verifier.check_prompts([question.prompt])
         except (ValueError, TypeError, LookupError) as error:

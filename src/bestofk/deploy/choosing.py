@@ -53,10 +53,7 @@ def deployed(procedure: str) -> tuple[Chooser, int]:
 
 
 def check_drawing(k: int, temperature: float, threshold: float) -> None:
-    """
-    Raises:
-        ValueError: settings under which there is nothing to choose.
-    """
+    """An error for settings under which there is nothing to choose."""
     if type(k) is not int or k < 1:
         raise ValueError(f"k is a whole number of at least 1, got {k!r}")
     if k > 1 and temperature == 0:
@@ -66,10 +63,7 @@ def check_drawing(k: int, temperature: float, threshold: float) -> None:
 
 
 def check_comparing(judge: Any, by: Chooser) -> None:
-    """
-    Raises:
-        ValueError: a judge that compares samples would see a part of them.
-    """
+    """An error where a judge that compares samples would see a part of them."""
     if judge.compares and by != "score":
         raise ValueError(
             f"{judge.name}: samples are compared once all k are drawn, so the score chooses alone: "
@@ -146,9 +140,6 @@ def planned(pilot: Samples, k: int, by: Chooser, threshold: float | None = None)
     """What to expect of k samples: unbiased estimates from at least k of each problem.
 
     A round is drawn where all before it failed, so its cost is its size times 1 - pass@(before).
-
-    Raises:
-        ValueError: fewer than k samples; a choice by scores that the file does not have.
     """
     from bestofk.evaluation import curve
 

@@ -63,11 +63,7 @@ class Question:
 
 
 def parsed_body(data: bytes) -> dict[str, Any]:
-    """The JSON object of a request.
-
-    Raises:
-        BadRequest: it is none, or is nested too deeply.
-    """
+    """The JSON object of a request."""
     try:
         body = json.loads(data, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -93,11 +89,7 @@ def _finite(text: str) -> float:
 
 
 def question_of(stated: Mapping[str, Any], rules: Rules, id: str, *, is_chat: bool) -> Question:
-    """What is asked.
-
-    Raises:
-        BadRequest: it breaks a rule, or is not what the API promises.
-    """
+    """What is asked."""
     body = dict(stated)
     own = body.pop("bestofk", None)
     own = {} if own is None else own

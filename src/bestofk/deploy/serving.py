@@ -102,11 +102,7 @@ class Service:
         self.judging.close()
 
     async def best(self, question: Question, request: Request, seconds: float) -> dict[str, Any]:
-        """The response to a question.
-
-        Raises:
-            DrawFailed: no sample came.
-        """
+        """The response to a question."""
         drawn = await drawn_and_judged(
             question,
             self.upstream,
@@ -164,12 +160,7 @@ class Service:
         return as_json(answer, 200)
 
     async def body_of(self, request: Request) -> bytes:
-        """The body, if it is JSON and not too large.
-
-        Raises:
-            BadRequest: it is not.
-            TimeoutError: it comes too slowly.
-        """
+        """The body, if it is JSON and not too large."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise BadRequest("state Content-Type: application/json")  # no page of a browser's can
@@ -231,11 +222,7 @@ class Service:
 
 
 async def while_connected(request: Request, answering: Any) -> Any:
-    """What a coroutine returns; it is cancelled when the client goes.
-
-    Raises:
-        ClientDisconnect: the client went.
-    """
+    """What a coroutine returns; it is cancelled when the client goes."""
     answer = asyncio.ensure_future(answering)
     gone = asyncio.ensure_future(request.receive())  # after the body there is only one message
     try:
@@ -302,11 +289,7 @@ def as_json(value: Any, status: int, headers: dict[str, str] | None = None) -> R
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket; port 0 takes a free one.
-
-    Raises:
-        OSError: the address or port cannot be taken.
-    """
+    """A socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

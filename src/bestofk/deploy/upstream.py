@@ -47,10 +47,7 @@ class Upstream:
     """An OpenAI-compatible server, asked by many requests at once."""
 
     def __init__(self, base_url: str, client: RetryingClient) -> None:
-        """
-        Args:
-            base_url: up to and including the version.
-        """
+        """`base_url` ends with the version."""
         self.base_url, self.client = base_url.rstrip("/"), client
 
     async def draw(

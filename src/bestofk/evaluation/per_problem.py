@@ -25,11 +25,7 @@ CurveOf: TypeAlias = Callable[..., np.ndarray]
 
 
 def passing(samples: Samples, threshold: float | None) -> np.ndarray:
-    """(N,) 1 where a sample passes (reward ≥ threshold), 0 where it fails; NaN stays NaN.
-
-    Raises:
-        ValueError: rewards other than 0 and 1, and no threshold to judge them by.
-    """
+    """(N,) 1 where a sample passes (reward ≥ threshold), 0 where it fails; NaN stays NaN."""
     rewards = samples.rewards
     if threshold is None and not is_zero_one(samples):
         first = int((~np.isin(rewards, (0, 1)) & ~np.isnan(rewards)).argmax())
@@ -127,10 +123,7 @@ def values_by_k(
 
 
 def tokens_of(samples: Samples) -> np.ndarray:
-    """
-    Raises:
-        ValueError: not all samples have them.
-    """
+    """Tokens of each sample, or an error where one has none."""
     scored = ~np.isnan(samples.rewards)
     if samples.tokens is None or not (samples.tokens[scored] >= 0).all():
         raise ValueError(
@@ -149,10 +142,7 @@ def costs_of_a_draw(samples: Samples, metric: Metric) -> tuple[float, float]:
 
 
 def check_price(price: float, metrics: Sequence[Metric]) -> None:
-    """
-    Raises:
-        ValueError: it is no price, or no metric has one.
-    """
+    """An error where it is no price, or no metric has one."""
     if not 0 <= price < math.inf:
         raise ValueError(f"price is what one draw costs, a number of at least 0, got {price!r}")
     if price and not any(each.startswith("retry@k") for each in metrics):
@@ -164,9 +154,6 @@ def _what_is_used(
 ) -> tuple[CurveOf, np.ndarray, dict[str, np.ndarray], np.ndarray]:
     """The curve of how one of k is chosen; and of the scored samples their rewards, what chooses by
     its name, and the place of their problem in `rows`.
-
-    Raises:
-        ValueError: select@k without a score for each scored sample, a vote without answers.
     """
     rewards, groups, live = _scored(samples, rows)
     if metric in ("max@k", "mean"):

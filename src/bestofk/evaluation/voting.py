@@ -22,11 +22,7 @@ EXACT_WORK = 4e9
 
 
 def exact_takes_too_long(sizes: np.ndarray, votes: np.ndarray, k_max: int) -> bool:
-    """
-    Args:
-        sizes: samples of each problem.
-        votes: of each sample.
-    """
+    """By the samples of each problem and the votes of each sample."""
     work = (sizes.astype(float) ** 2 * np.minimum(sizes, k_max) + 1e5 * sizes).sum()
     return bool(work * votes.max() > EXACT_WORK or sizes.max() > EXACT_SAMPLES)
 

@@ -64,9 +64,6 @@ def read_inputs(
         rewards: float64, the shape that per-sample inputs have.
         layout: how the rewards fall into groups.
         inputs: as the caller passed them.
-
-    Raises:
-        ValueError: a needed input is missing, or of another shape.
     """
     needed = {name for term in terms for name in term.entry.needs}
     check = inputs.get("check", True)
@@ -233,11 +230,7 @@ def _log_ratios(log_ratio: Any, rewards: Array, terms: Sequence[Term]) -> Array:
 
 
 def per_sample(values: Any, rewards: Array, name: str, hint: str = "") -> Array:
-    """An input with a number per sample, float64, in the library and the shape of the rewards.
-
-    Raises:
-        ValueError: another library or shape.
-    """
+    """An input with a number per sample, float64, in the library and the shape of the rewards."""
     numbers, _ = as_float64(values, name)
     if array_namespace(numbers) is not array_namespace(rewards):
         raise ValueError(

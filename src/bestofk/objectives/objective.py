@@ -109,9 +109,6 @@ class Objective:
 
         Args:
             n: samples per prompt.
-
-        Raises:
-            ValueError: the rule, n and the k that fits.
         """
         for term in self.terms:
             if n < term.least:

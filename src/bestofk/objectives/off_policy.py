@@ -134,11 +134,7 @@ def off_policy_max_at_k(
 
 
 def weights_of_samples(weights: Any, rewards: Array) -> Array:
-    """α in the shape of the rewards.
-
-    Raises:
-        ValueError: another shape.
-    """
+    """α in the shape of the rewards."""
     alpha, _ = as_float64(weights, "sample_weights")
     xp = array_namespace(alpha)
     if tuple(alpha.shape) not in (tuple(rewards.shape), tuple(rewards.shape[-1:])):
@@ -150,11 +146,7 @@ def weights_of_samples(weights: Any, rewards: Array) -> Array:
 
 
 def log_weights(alpha: Array, *, check: bool = True) -> Array:
-    """log α of live samples.
-
-    Raises:
-        ValueError: a weight that is not finite and above 0.
-    """
+    """log α of live samples."""
     xp = array_namespace(alpha)
     if check and not bool(xp.all(xp.isfinite(alpha) & (alpha > 0))):
         raise ValueError(

@@ -75,7 +75,8 @@ def _off_policy(
         from .torch_operator import operator
 
         return operator(rewards, ratios, term.k, **form)
-    return procedure.off_policy(rewards, ratios, term.k, check=check, **form, **chosen)
+    chosen |= {"log_ratio": ratios, "check": check}
+    return procedure.off_policy(rewards, k=term.k, **form, **chosen)
 
 
 def _on_policy(term: Term, rewards: Array, inputs: Inputs, chosen: Any, *, check: bool) -> Array:

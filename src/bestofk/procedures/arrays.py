@@ -163,11 +163,7 @@ def as_numpy(values: Any) -> np.ndarray:
 
 
 def live_mask(live: Any, shape: Sequence[int], of: str = "rewards") -> np.ndarray:
-    """`live` as booleans on the host, the shape of what it marks.
-
-    Raises:
-        ValueError: another shape; anything but True, False, 1 and 0.
-    """
+    """`live` as booleans on the host, the shape of what it marks."""
     mask = as_numpy(live)
     if mask.shape != tuple(shape):
         raise ValueError(f"live must have the shape of {of}, {tuple(shape)}, got {mask.shape}")

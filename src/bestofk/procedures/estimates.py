@@ -192,9 +192,6 @@ def zero_one(
         name: what asks for 0/1 rewards, for the error.
         live: True where a sample counts, the shape of values; others may be anything.
         check: False takes the values as they are.
-
-    Raises:
-        ValueError: other values and no threshold to judge them by.
     """
     xp = array_namespace(values)
     if threshold is not None:

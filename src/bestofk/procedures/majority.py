@@ -43,9 +43,6 @@ MOST_VOTES = 1000
 def numbered(answers: np.ndarray) -> np.ndarray:
     """Answers (...,) as whole numbers, equal for equal ones; None and NaN, which do not vote, -1.
 
-    Raises:
-        ValueError: an answer is a list, a dict or a set.
-
     >>> numbered(np.array(["4", None, "5", "4"], dtype=object))
     array([ 0, -1,  1,  0])
     """
@@ -63,11 +60,7 @@ def numbered(answers: np.ndarray) -> np.ndarray:
 
 
 def whole_votes(scores: np.ndarray) -> np.ndarray:
-    """Scores as numbers of votes.
-
-    Raises:
-        ValueError: a score is no whole number, negative or very large.
-    """
+    """Scores as numbers of votes."""
     odd = scores[~((scores >= 0) & (scores <= MOST_VOTES) & (scores == np.floor(scores)))]
     if odd.size:
         raise ValueError(
@@ -421,10 +414,6 @@ def weights(
     return xp.asarray(result, device=device(rewards))
 
 
-def _off_policy(rewards: Array, log_ratio: Array, k: int, **options: Any) -> Array:
-    return weights(rewards, k, log_ratio=log_ratio, **options)
-
-
 def _vote(rule: str) -> Procedure:
     ties: Ties = "wrong" if "wrong" in rule else "count" if "count" in rule else "shared"
     weighted = "weighted" in rule
@@ -437,7 +426,7 @@ def _vote(rule: str) -> Procedure:
         + said[ties],
         curve=Fixed(vote_by_k, {"ties": ties}),
         weights=by_baseline(weights, "canonical", "loo-1", "none", ties=ties),
-        off_policy=Fixed(_off_policy, {"ties": ties}),
+        off_policy=Fixed(weights, {"ties": ties}),
         needs=("answers", "scores") if weighted else ("answers",),
     )
 

@@ -56,7 +56,7 @@ class Procedure:
 
     canonical: b_i = U_k(B∖i), k < n. loo-1: b_i = U_{k-1}(B∖i), k ≤ n. none: b_i = 0."""
     off_policy: Callable[..., Array] | None = None
-    """(rewards, log_ratio, k, baseline=, self_normalise=, check=, **needs) → advantages."""
+    """(rewards, k=, log_ratio=, baseline=, self_normalise=, check=, **needs) → advantages."""
     weighs_sizes: bool = False
     """`off_policy` also takes log_alpha=, (g, n), for samples of several policies: its sets are not
     all those of size k, as `importance.pooled` takes them to be."""

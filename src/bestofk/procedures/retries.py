@@ -46,50 +46,37 @@ def weights(
     k: int,
     *,
     price: float,
+    baseline: str,
     stop: float = 1.0,
-    baseline: str = "canonical",
     tokens: Array | None = None,
+    log_ratio: Array | None = None,
+    log_alpha: Array | None = None,
+    self_normalise: bool = False,
+    check: bool = False,
 ) -> Array:
     """Advantages (g, n): those of the reward plus λ times those of pass@1, …, pass@(k-1).
 
     Claim: unbiased for the gradient of reward - λ · draws, or λ · tokens; the baseline as in
-    `Procedure`.
+    `Procedure`, with log-ratios all as in `importance.exact`.
     """
-    passes, scores = _passes_and_scores(rewards, stop)
-    total = SELECT.weights[baseline](rewards, k, scores)
-    if tokens is not None and price:
-        logs = array_namespace(rewards).zeros_like(rewards)
-        form: dict[str, Any] = {"baseline": baseline, "self_normalise": False, "check": False}
-        return total - price * _token_weights(tokens, passes, lambda _: logs, k, **form)
-    for j in range(1, k if price else 1):
-        total = total + price * MAX.weights[baseline](passes, j)
-    return total
-
-
-def off_policy(
-    rewards: Array,
-    log_ratio: Array,
-    k: int,
-    *,
-    price: float,
-    stop: float = 1.0,
-    tokens: Array | None = None,
-    log_alpha: Array | None = None,
-    **form: Any,
-) -> Array:
-    """The same with log-ratios; `form` as in `importance.exact`, `log_alpha` as in `Procedure`."""
+    form: dict[str, Any] = {"baseline": baseline, "self_normalise": self_normalise, "check": check}
 
     def ratios(size: int) -> Array:
-        if log_alpha is None:
-            return log_ratio
-        return pooled(log_ratio, log_alpha, size, check=form["check"])
+        if log_alpha is not None:
+            return pooled(log_ratio, log_alpha, size, check=check)
+        return array_namespace(rewards).zeros_like(rewards) if log_ratio is None else log_ratio
+
+    def best(values: Array, size: int, **scores: Array) -> Array:
+        if log_ratio is not None:
+            return exact(values, ratios(size), size, **scores, **form)
+        return (SELECT if scores else MAX).weights[baseline](values, size, **scores)
 
     passes, scores = _passes_and_scores(rewards, stop)
-    total = exact(rewards, ratios(k), k, scores=scores, **form)
+    total = best(rewards, k, scores=scores)
     if tokens is not None and price:
         return total - price * _token_weights(tokens, passes, ratios, k, **form)
     for j in range(1, k if price else 1):
-        total = total + price * exact(passes, ratios(j), j, **form)
+        total = total + price * best(passes, j)
     return total
 
 
@@ -211,7 +198,7 @@ RETRY = Procedure(
     "of the draws",
     curve=net_by_k,
     weights=by_baseline(weights, "canonical", "loo-1", "none"),
-    off_policy=off_policy,
+    off_policy=weights,
     weighs_sizes=True,
 )
 RETRY_TOKENS = replace(

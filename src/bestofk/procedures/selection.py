@@ -155,7 +155,7 @@ def soft_weights(
     log_ratio: Array | None = None,
     **form: Any,
 ) -> Array:
-    """The mean over draws of the weights of select@k with noisy scores.
+    """The mean over draws of the weights of select@k with noisy scores, also with log-ratios.
 
     Args:
         noise: Gumbel, (g, n, draws).
@@ -173,11 +173,6 @@ def soft_weights(
         ratios = repeated(log_ratio)
         each = exact(repeated(rewards), ratios, k, baseline=baseline, scores=marks, **form)
     return xp.mean(xp.reshape(each, shape), axis=1)
-
-
-def soft_off_policy(rewards: Array, log_ratio: Array, k: int, **named: Any) -> Array:
-    """The same with log-ratios."""
-    return soft_weights(rewards, k, log_ratio=log_ratio, **named)
 
 
 def soft_by_k(rewards: Array, k_max: int, scores: Array) -> np.ndarray:
@@ -237,6 +232,6 @@ SOFT = Procedure(
     meaning="the expected reward of one of k samples, used with a chance in proportion to e^score",
     curve=soft_by_k,
     weights=by_baseline(soft_weights, "canonical", "loo-1", "none"),
-    off_policy=soft_off_policy,
+    off_policy=soft_weights,
     needs=("scores", "noise"),
 )

@@ -37,11 +37,7 @@ Worth = Callable[..., float]
 
 @lru_cache(128)
 def design(n: int, k: int, sets: int) -> np.ndarray:
-    """k-subsets of n samples, (sets, k): all, or random ones with each sample in some, not all.
-
-    Raises:
-        ValueError: too few sets for that.
-    """
+    """k-subsets of n samples, (sets, k): all, or random ones with each sample in some, not all."""
     if math.comb(n, k) <= sets:
         return np.array(list(combinations(range(n), k)))
     part = min(k, n - k)
@@ -96,10 +92,10 @@ def _control(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The control's exact advantages (g, n), and its value of every set (g, sets)."""
     procedure = CONTROLS[name]
-    for each in procedure.needs:
-        if beside[each] is None:
-            raise ValueError(f"control={name!r} needs {each}=, one per sample")
     needed = {each: beside[each] for each in procedure.needs}
+    for each, values in needed.items():
+        if values is None:
+            raise ValueError(f"control={name!r} needs {each}=, one per sample")
     if "answers" in needed:
         needed["answers"] = numbered(needed["answers"])
     parts = {each: values[:, sets].reshape(-1, k) for each, values in needed.items()}
@@ -108,7 +104,7 @@ def _control(
         exact = procedure.weights["canonical"](rewards, k, **needed)
     else:
         assert procedure.off_policy is not None
-        exact = procedure.off_policy(rewards, logs, k, baseline="canonical", **needed)
+        exact = procedure.off_policy(rewards, k=k, log_ratio=logs, baseline="canonical", **needed)
     return exact, of_sets.reshape(len(rewards), -1)
 
 
@@ -124,11 +120,15 @@ def weights(
     log_ratio: Array | None = None,
     log_alpha: Array | None = None,
     baseline: str = "canonical",
+    self_normalise: bool = False,
+    check: bool = True,
 ) -> Array:
     """Advantages (g, n), k < n, on policy or with log-ratios; computed on the host.
 
     `log_alpha` as in `Procedure`: divided by what the sets of the design weigh on average.
     """
+    if self_normalise:
+        raise ValueError("subsets@k has no self-normalised form: use truncate= to bound the ratios")
     if log_alpha is not None:
         log_ratio = pooled(log_ratio, log_alpha, k)
     host, logs = as_numpy(rewards), None if log_ratio is None else as_numpy(log_ratio)
@@ -156,15 +156,6 @@ def weights(
     return xp.asarray(result, device=device(rewards))
 
 
-def off_policy(
-    rewards: Array, log_ratio: Array, k: int, *, self_normalise: bool, check: bool, **options: Any
-) -> Array:
-    """The same with log-ratios; there is no self-normalised form."""
-    if self_normalise:
-        raise ValueError("subsets@k has no self-normalised form: use truncate= to bound the ratios")
-    return weights(rewards, k, log_ratio=log_ratio, **options)
-
-
 def value_by_k(
     rewards: Array, k_max: int, *, value: Worth, sets: int = 512, **beside: Any
 ) -> np.ndarray:
@@ -179,7 +170,7 @@ SUBSETS = Procedure(
     meaning="the expected value of a function of k samples",
     curve=value_by_k,
     weights=by_baseline(weights, "canonical"),
-    off_policy=off_policy,
+    off_policy=weights,
     needs=("samples",),
     weighs_sizes=True,
 )

@@ -194,8 +194,12 @@ def fenced(texts: Mapping[str, str]) -> str:
     )
 
 
-def last_line(text: str) -> str:
-    return (final_text(text).strip().splitlines() or [""])[-1].strip()
+def _ending(text: str, pattern: re.Pattern[str], what: str) -> str:
+    """What the last line of a judge's answer says."""
+    last = (final_text(text).strip().splitlines() or [""])[-1].strip()
+    if match := pattern.fullmatch(last):
+        return match[1]
+    raise ValueError(f"a judge ends with {what}, got {last!r:.80}")
 
 
 def mark_of(text: str) -> int:
@@ -203,16 +207,8 @@ def mark_of(text: str) -> int:
 
     >>> mark_of("Fine, but long.\\nScore: 7"), mark_of("<think>Score: 9</think>**Score: 2**")
     (7, 2)
-
-    Raises:
-        ValueError: there is none.
     """
-    match = _SCORE.fullmatch(last_line(text))
-    if match is None or int(match[1]) > BEST:
-        raise ValueError(
-            f"a judge ends with 'Score: N', N from 0 to {BEST}, got {last_line(text)!r:.80}"
-        )
-    return int(match[1])
+    return int(_ending(text, _SCORE, f"'Score: N', N from 0 to {BEST}"))
 
 
 def winner_of(text: str) -> str:
@@ -220,17 +216,9 @@ def winner_of(text: str) -> str:
 
     >>> winner_of("A is short.\\nWinner: B"), winner_of("**Winner: A**")
     ('B', 'A')
-
-    Raises:
-        ValueError: there is none.
     """
-    match = _WINNER.fullmatch(last_line(text))
-    if match is None:
-        raise ValueError(
-            f"a judge ends with 'Winner: A' or 'Winner: B', got {last_line(text)!r:.80}"
-        )
-    return match[1]
+    return _ending(text, _WINNER, "'Winner: A' or 'Winner: B'")
 
 
-_SCORE = re.compile(r"(?:\*\*)?score(?:\*\*)?\s*:\s*(?:\*\*)?([0-9]{1,2})(?:\*\*)?\.?", re.I)
+_SCORE = re.compile(r"(?:\*\*)?score(?:\*\*)?\s*:\s*(?:\*\*)?(0?[0-9]|10)(?:\*\*)?\.?", re.I)
 _WINNER = re.compile(r"(?:\*\*)?[Ww]inner(?:\*\*)?\s*:\s*(?:\*\*)?([AB])(?:\*\*)?\.?")

@@ -145,11 +145,7 @@ class ServedRewardModel(ServedVerifier):
             return self._service
 
     def _found(self) -> ServedModel:
-        """What /v1/models says.
-
-        Raises:
-            UnusableFunction: no such list, or not this model in it.
-        """
+        """What /v1/models says."""
         address = f"{self.url}/v1/models"
         said = "without a model"
         try:
@@ -220,11 +216,7 @@ class ServedRewardModel(ServedVerifier):
 
 
 def one_score(value: Any, where: str) -> float:
-    """The number in nested lists of one.
-
-    Raises:
-        ValueError: there is not one number, or it is no score.
-    """
+    """The number in nested lists of one."""
     number = value
     while isinstance(number, list) and len(number) == 1:
         number = number[0]

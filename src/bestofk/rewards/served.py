@@ -85,11 +85,7 @@ class Client:
         self._lock = threading.Lock()
 
     def sent(self, url: str, content: bytes | None) -> bytes:
-        """The answer of status 200 to a request. Without content it is a GET.
-
-        Raises:
-            RequestFailed: there is none.
-        """
+        """The answer of status 200 to a request. Without content it is a GET."""
         with self._lock:
             if self._loop is None:
                 self._http = RetryingClient(
