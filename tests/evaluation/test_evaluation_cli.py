@@ -56,6 +56,17 @@ def test_eval_as_json_is_complete_and_valid(
     assert curve["interval"]["low"][0] < curve["estimate"][0] < curve["interval"]["high"][0]
 
 
+def test_one_sample_a_problem_has_no_diversity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"problem_id": p, "answer": str(p % 3), "reward": p % 2} for p in range(12)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert main(["eval", str(tmp_path / "a.jsonl")]) == 0
+    text = capsys.readouterr().out
+    assert "pass@1" in text
+    assert "distinct answers" not in text
+
+
 def test_compare_gives_the_verdict_and_the_crossing(
     two: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -288,9 +288,8 @@ def verdict(
     for word, mask in (("better", sure & (difference > 0)), ("worse", sure & (difference < 0))):
         if mask.any():
             top = int(np.where(mask, np.abs(difference), -1.0).argmax())
-            parts.append(
-                f"{word} at {at_k(mask, k)} ({difference[top]:+.{places}f} at k = {k[top]})"
-            )
+            where = f" at k = {k[top]}" if mask.sum() > 1 else ""
+            parts.append(f"{word} at {at_k(mask, k)} ({difference[top]:+.{places}f}{where})")
     text = f"{b} is {', '.join(parts)} than {a} ({problems}, {how})"
     if not sure.all():
         text += f"; no significant difference at {at_k(~sure, k)}"
