@@ -288,9 +288,7 @@ def test_verdicts_in_words() -> None:
     k, gap = np.arange(1, 5), np.array([-0.1, 0.0, 0.1, 0.2])
     rest = (np.full(4, 0.028), 0.05, "30 problems")
     text = verdict(("A", "B"), k, gap, np.array([0.01, 0.5, 0.01, 0.01]), *rest)
-    assert text.startswith(
-        "B is better at k ≥ 3 (+0.200 at k = 4), worse at k = 1 (-0.100) than A"
-    )
+    assert text.startswith("B is better at k ≥ 3 (+0.200 at k = 4), worse at k = 1 (-0.100) than A")
     assert "no significant difference at k = 2" in text
     nothing = verdict(("A", "B"), k, gap, np.ones(4), *rest)
     assert nothing.startswith("No significant difference between A and B at any k ≤ 4")
