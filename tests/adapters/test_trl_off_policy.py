@@ -374,8 +374,10 @@ def test_a_floor_of_zero_never_ends_inner_steps(tmp_path):
     run = trainer(tmp_path, Judge(), named=named, num_iterations=3, max_steps=3, **options)
     run.train()
     assert [line["inner_steps_ended"] for line in logged(run)] == [0, 0, 0]
-    with pytest.raises(ValueError, match=r"ess_floor=1.5 is a share of"):
+    with pytest.raises(ValueError, match=r"ess_floor is a share .* got 1.5"):
         trainer(tmp_path, Judge(), named={"ess_floor": 1.5}, num_iterations=3)
+    with pytest.raises(ValueError, match="passing is a finite number, got '1'"):
+        trainer(tmp_path, Judge(), named={"passing": "1"})
 
 
 class RescoredWithNoise(BestOfKTrainer):

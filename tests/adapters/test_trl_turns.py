@@ -4,6 +4,7 @@ The turns are scripted, so that every row calls its tool as planned; TRL parses 
 tools and builds the rows. What is expected is computed by one plain forward pass of each row.
 """
 
+import atexit
 import json
 import re
 from typing import Any
@@ -17,6 +18,7 @@ pytest.importorskip("trl", reason="TRL is not installed here: pip install 'besto
 from datasets import Dataset
 from trl import GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
+from trl.trainer.utils import shutdown_event_loop_in_daemon
 
 import bestofk
 from adapters.trl_runs import PROMPTS, Inner, config, prompts, trainer
@@ -395,6 +397,32 @@ def talkative(completions, messages, **_):
 def test_environments_that_trl_cannot_play_together_are_an_error(tmp_path, factory, named, said):
     with pytest.raises(ValueError, match=said):
         made(BestOfKTrainer, tmp_path, [], environment_factory=factory, **named)
+
+
+class Later(Hints):
+    """Its reward comes from a coroutine, as TRL takes it."""
+
+    async def get_reward(self):
+        return float(len(self.heard[0]))
+
+
+def test_an_asynchronous_reward_of_a_called_environment_joins_the_weighted_others(tmp_path):
+    def lengths(completions, **_):
+        return [float(len(talk[0]["content"])) for talk in completions]
+
+    run, _ = made(
+        BestOfKTrainer, tmp_path, lengths, columns={"secret": [30, 45]}, template=CHATML,
+        environment_factory=Later,
+    )  # fmt: skip
+    run.reward_weights[0] = -1.0
+    run.train()
+    assert run.reward_func_names == ["lengths", "Later"]
+    [line, _] = [each for each in run.state.log_history if "loss" in each]
+    assert line["rewards/Later/mean"] == line["rewards/lengths/mean"] > 0
+    assert np.abs(run._logs["advantages"]).max() == 0  # the one takes what the other gives
+    atexit.unregister(shutdown_event_loop_in_daemon)
+    shutdown_event_loop_in_daemon(run.async_loop_thread, run.async_loop)
+    run.async_loop.close()
 
 
 def test_environments_that_own_their_data_are_an_error_that_names_the_way_out(tmp_path):

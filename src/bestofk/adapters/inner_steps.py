@@ -18,6 +18,7 @@ from bestofk.objectives import (
     ratio_divergence,
     trust_region_mask,
 )
+from bestofk.objectives.options import finite_number
 
 
 def check_version(host: str, installed: str, oldest: tuple[int, int]) -> None:
@@ -44,13 +45,9 @@ def check_inputs(
 
 
 def check_floor(floor: Any, setting: str) -> float:
-    """The effective share below which the inner steps on a batch end; raises if it is none."""
-    if not isinstance(floor, int | float) or not 0 <= floor <= 1:
-        raise ValueError(
-            f"{setting}={floor!r} is a share of the samples, in [0, 1]; 0 never ends the inner "
-            "steps on a batch"
-        )
-    return float(floor)
+    """The effective share below which the inner steps on a batch end."""
+    what = "a share of the samples, in [0, 1] (0 never ends the inner steps on a batch)"
+    return finite_number(setting, floor, what, lambda share: 0 <= share <= 1)
 
 
 def needs_sibling_ratios(objective: Objective) -> bool:

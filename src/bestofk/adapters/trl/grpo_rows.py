@@ -19,6 +19,7 @@ from torch import Tensor
 from bestofk.adapters.groups import best_of_k_metrics, group_advantages
 from bestofk.adapters.inner_steps import advantages_of_step
 from bestofk.objectives import Objective
+from bestofk.objectives.options import finite_number
 
 REWARDS, SCORES, OLD = "bestofk_rewards", "bestofk_scores", "old_per_token_logps"
 
@@ -136,7 +137,7 @@ class BestOfKLog:
     """Unbiased max@k and pass@k of all groups since TRL last logged, with their bands."""
 
     def __init__(self, k: int, passing: float) -> None:
-        self.k, self.passing = k, passing
+        self.k, self.passing = k, finite_number("passing", passing)
         self.groups: dict[int, list[list[float]]] = {}
 
     def add(self, metrics: Any, rewards: Tensor) -> None:

@@ -15,6 +15,7 @@ from bestofk.adapters.inner_steps import check_floor, check_inputs, needs_siblin
 from bestofk.environments.author_class import load_environment
 from bestofk.environments.limits import TurnLimits
 from bestofk.objectives import Objective, objective
+from bestofk.objectives.options import finite_number
 
 NAME = "bestofk"
 MODULE = "bestofk.adapters.verl.plugin"
@@ -119,7 +120,9 @@ def check_settings(config: Any) -> tuple[Objective, list[str]]:
         raise ValueError(LEGACY)
     built = chosen(config.algorithm)
     check_environment(config)
-    ess_floor_of(options_of(config.algorithm))
+    options = options_of(config.algorithm)
+    ess_floor_of(options)
+    finite_number("algorithm.bestofk.passing", options.get("passing", 1.0))
     n = config.actor_rollout_ref.rollout.n
     try:
         built.require_samples(n)
