@@ -46,7 +46,6 @@ def checked_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     for tests in (form, "shown"):
         if tests in stated_fields:
             _CHECKS[form](stated_fields[tests])
-    tolerances(stated_fields)
     return form, stated_fields
 
 
