@@ -65,7 +65,7 @@ class Question:
 def parsed_body(data: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
     try:
-        body = json.loads(data, parse_constant=_no_number, parse_float=_finite)
+        body = json.loads(data, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         raise BadRequest("the body is not JSON") from None
     if not isinstance(body, dict) or is_deeper(body):
@@ -79,13 +79,11 @@ def is_deeper(value: Any, levels: int = MOST_DEPTH) -> bool:
     return levels < 0 or any(is_deeper(each, levels - 1) for each in inside)
 
 
-def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
-
-
 def _finite(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no JSON")
+    return number
 
 
 def question_of(stated: Mapping[str, Any], rules: Rules, id: str, *, is_chat: bool) -> Question:

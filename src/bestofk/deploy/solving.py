@@ -183,9 +183,9 @@ def best_of(
     if isinstance(model, Endpoint):
         cap, usage = Cap(sys.maxsize, sys.maxsize), Usage()
         into_file = partial(draw_from_endpoint, endpoint=model, cap=cap, usage=usage)
-        in_chat = model.api == "chat"
+        label, in_chat = model.model, model.api == "chat"
     else:
-        local = LocalModel(str(model), dtype=dtype)
+        label, local = str(model), LocalModel(str(model), dtype=dtype)
         into_file, in_chat = local.draw_into, local.has_chat_template
     by_id = prompts_of(prompts, in_chat=in_chat)
 
@@ -193,7 +193,7 @@ def best_of(
         into_file(file, missing, **round_options(sampling, seed, numbers, one_by_one=remote))
 
     about = {
-        "model": model.model if isinstance(model, Endpoint) else str(model),
+        "model": label,
         "sampling": sampling.model_dump(exclude={"samples_per_prompt"}),
     }
     with ExitStack() as stack:

@@ -118,11 +118,7 @@ class Deployed(TabularPolicy):
 
 
 def procedure_of(fn: Any, metric: str | None) -> str | None:
-    """The procedure that is judged, as a metric; None: max@k.
-
-    Raises:
-        ValueError: an unknown one.
-    """
+    """The procedure that is judged, as a metric; None: max@k."""
     if metric is None and isinstance(fn, Objective):
         metrics = {term.metric for term in fn.terms}
         metric = metrics.pop() if len(metrics) == 1 else None
@@ -245,18 +241,12 @@ def _of_answers(
 
 
 def _answered(estimator: JudgedFunction, draws: np.ndarray) -> np.ndarray:
-    """Advantages of all groups.
-
-    Raises:
-        CannotCall: it raises on one, or returns no numbers for it.
-    """
+    """Advantages of all groups, or CannotCall."""
     answers = estimator.many(draws)
     for error in answers.failures.values():
-        raise (
-            error
-            if isinstance(error, CannotCall)
-            else CannotCall(f"it raises: {described(error, 400)}")
-        )
+        if isinstance(error, CannotCall):
+            raise error
+        raise CannotCall(f"it raises: {described(error, 400)}")
     if not np.isfinite(answers.values).all():
         raise CannotCall("it returned NaN or infinite advantages")
     return answers.values

@@ -66,11 +66,7 @@ def names() -> list[str]:
 
 
 def parse(text: str) -> tuple[Stage, ...]:
-    """Stages of an objective string.
-
-    Raises:
-        ValueError: anything the grammar does not know, with what to write instead.
-    """
+    """Stages of an objective string, or an error that says what to write instead."""
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"an objective is a string such as 'max@8', got {text!r}")
     pieces = [piece.strip() for piece in text.strip().lower().split("/")]
