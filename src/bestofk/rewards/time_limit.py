@@ -27,6 +27,8 @@ R = TypeVar("R")
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 """A signal that nothing else uses: an alarm could be the function's own."""
 _MAIN = threading.main_thread()
+_TICK = 0.05
+"""Seconds between two looks at the clock."""
 _PATIENCE = 5.0
 """Seconds after the limit at which a call that was not interrupted is named."""
 
@@ -173,8 +175,6 @@ class _Watchdog:
         self.seconds = 0.0
         self.name = ""
         self.started = False
-        self.seen = 0.0
-        self.awake = threading.Event()
 
     def watch(self, seconds: float, name: str) -> None:
         """Interrupt the main thread after `seconds`, unless the deadline is taken back first."""
@@ -184,8 +184,6 @@ class _Watchdog:
             threading.Thread(target=self._watch, daemon=True, name="bestofk watchdog").start()
         self.seconds, self.name = seconds, name
         self.deadline = time.monotonic() + seconds
-        if not self.awake.is_set():
-            self.awake.set()
 
     def _interrupt(self, *_: object) -> None:
         """In the main thread, when the call may be over already."""
@@ -198,23 +196,13 @@ class _Watchdog:
         assert main is not None
         while True:
             deadline = self.deadline
-            if deadline is None:  # waking it for every call would cost more than most calls
-                if time.monotonic() < self.seen + 1.0:
-                    time.sleep(0.02)
-                    continue
-                self.awake.clear()
-                if self.deadline is None:
-                    self.awake.wait()
-                continue
-            self.seen = time.monotonic()
-            remaining = deadline - time.monotonic()
-            if remaining > 0:
-                time.sleep(min(remaining, 1.0))
+            if deadline is None or time.monotonic() < deadline:
+                time.sleep(_TICK)  # to be woken for every call would cost more than most calls
                 continue
             signal.pthread_kill(main, _SIGNAL)
             patience = time.monotonic() + _PATIENCE
             while self.deadline == deadline and time.monotonic() < patience:
-                time.sleep(0.02)  # the next call must not wait until this one would be named
+                time.sleep(_TICK)  # the next call must not wait until this one would be named
             if self.deadline == deadline:
                 print(
                     f"{self.name} has been running for {time.monotonic() - deadline:.0f} s more "
