@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Precision:
-    """Names of dtypes, as `torch` has them."""
+    """The name of a dtype, as `torch` has it."""
 
     weights: str
     """Of both factors of a product, and so of keys and values."""
-    weight_bytes: int
 
     @property
     def reduced(self) -> bool:
@@ -46,10 +45,7 @@ class Precision:
         )
 
 
-PRECISIONS = {
-    "fp32": Precision("float32", 4),
-    "bf16": Precision("bfloat16", 2),
-}
+PRECISIONS = {"fp32": Precision("float32"), "bf16": Precision("bfloat16")}
 
 
 def float32_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -86,10 +86,8 @@ def settings(kind: type[BaseModel], where: str = "") -> dict[str, FieldInfo]:
 def check_options(what: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise a ValueError for an option that `factory` does not take, or a value of another type."""
     parameters = inspect.signature(factory).parameters
-    hinted: Any = factory
-    if isinstance(factory, type):
-        hinted = factory.__init__  # type: ignore[misc]
-    hints = get_type_hints(hinted)
+    called: Any = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
+    hints = get_type_hints(called)
     for option, value in options.items():
         if option not in parameters:
             if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):

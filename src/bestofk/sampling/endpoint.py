@@ -14,7 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from bestofk.messages import counted
 from bestofk.sampling.openai_wire import Answer, read_answer, request_body, sample_seed
@@ -30,6 +32,7 @@ from bestofk.sampling.retrying_client import (
     key_in,
 )
 from bestofk.sampling.sampler import Sampling
+from bestofk.sections import Count, NaturalNumber, Positive, Section
 from bestofk.types import Prompt
 
 IN_A_ROW = 3
@@ -52,8 +55,7 @@ class CapReached(RuntimeError):
     """The stated cap on requests or tokens was reached; samples drawn so far are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class Endpoint(Section):
     """Where to ask, and how hard."""
 
     base_url: str
@@ -63,31 +65,25 @@ class Endpoint:
     """Environment variable that holds the key; unset means none is sent."""
     api: Literal["chat", "completions"] = "chat"
     """`completions` sends text as it is, for base models."""
-    concurrency: int = 8
+    concurrency: Count = 8
     """Requests in flight at once."""
-    per_request: int = 1
+    per_request: Count = 1
     """Samples asked for in one request: the prompt is paid for once, where the server knows `n`."""
-    retries: int = 8
+    retries: NaturalNumber = 8
     """Times a request is repeated after 429, 5xx, a cut connection or an invalid answer."""
-    timeout: float = 600.0
+    timeout: Positive = 600.0
     """Seconds until the end of an answer; a request that takes longer counts as cut."""
-    answer_bytes: int = 0
+    answer_bytes: NaturalNumber = 0
     """Bytes of the largest answer; 0 for 16 MiB and 1 KiB per token asked for."""
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = Field(default_factory=dict)
     """Further fields of every request, such as a provider's own options."""
     logprobs: bool = False
     """Ask for log-probabilities, where the endpoint gives them."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _has_an_address(self) -> Self:
         check_address("an endpoint", self.base_url)
-        for name in ("concurrency", "per_request"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
-        if self.retries < 0 or self.timeout <= 0 or self.answer_bytes < 0:
-            raise ValueError(
-                f"retries >= 0, timeout > 0 and answer_bytes >= 0, got {self.retries}, "
-                f"{self.timeout} and {self.answer_bytes}"
-            )
+        return self
 
     @property
     def url(self) -> str:

@@ -89,7 +89,7 @@ class ResidentEngine:
         token_bytes = model.token_bytes()
         return {
             "token_bytes": token_bytes,
-            "weight_bytes": self.precision.weight_bytes,
+            "weight_bytes": self.precision.dtype.itemsize,
             "bytes": token_bytes * (plan.own_tokens + plan.prefix_tokens) + 12 * plan.out_tokens,
             "processes_on_the_card": _processes(),
             "layers": "fused" if model.fused_model else "the model's own",
