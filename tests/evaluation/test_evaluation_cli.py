@@ -56,17 +56,6 @@ def test_eval_as_json_is_complete_and_valid(
     assert curve["interval"]["low"][0] < curve["estimate"][0] < curve["interval"]["high"][0]
 
 
-def test_one_sample_a_problem_has_no_diversity(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"problem_id": p, "answer": str(p % 3), "reward": p % 2} for p in range(12)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert main(["eval", str(tmp_path / "a.jsonl")]) == 0
-    text = capsys.readouterr().out
-    assert "pass@1" in text
-    assert "distinct answers" not in text
-
-
 def test_compare_gives_the_verdict_and_the_crossing(
     two: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +231,19 @@ def test_a_model_is_sampled_and_more_samples_are_added(
     assert "samples from a model or an endpoint with bestofk sample" in capsys.readouterr().err
 
 
+def test_a_journal_of_another_run_is_not_taken_for_samples_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was killed before anything was scored left a journal alone."""
+    pytest.importorskip("torch")
+    out, journal = tmp_path / "m.jsonl", tmp_path / "m.jsonl.journal"
+    left = '{"problem_id": "a", "sample_id": 0, "completion": "x", "run_id": "other"}\n'
+    journal.write_text(left)
+    assert main([*SAMPLE, "--out", str(out), "--n", "2"]) == 2
+    assert f"{journal} holds samples of another run" in capsys.readouterr().err
+    assert journal.read_text() == left
+
+
 def test_options_of_the_verifier_change_the_verdicts_and_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,11 +264,24 @@ def test_options_of_the_verifier_change_the_verdicts_and_the_run(
 
 
 @pytest.mark.parametrize(
-    ("data", "kept"), [(b"", b""), (b"{}\n", b"{}\n"), (b"{}\n{}", b"{}\n"), (b"torn", b"")]
+    ("data", "kept"),
+    [
+        (b"", b""),
+        (b"{}\n", b"{}\n"),
+        (b'{}\n{"problem_id": 1}', b"{}\n"),
+        (b'{"probl', b""),
+        (b"{}\n{}", None),
+        (b"text", None),
+    ],
 )
-def test_only_a_torn_last_line_is_cut(tmp_path: Path, data: bytes, kept: bytes) -> None:
+def test_only_a_torn_last_line_is_cut(tmp_path: Path, data: bytes, kept: bytes | None) -> None:
     file = tmp_path / "f"
     file.write_bytes(data)
+    if kept is None:  # a file of another kind
+        with pytest.raises(ValueError, match="choose another --out"):
+            whole_lines(file)
+        assert file.read_bytes() == data
+        return
     assert whole_lines(file) == [{}] * kept.count(b"\n")
     assert file.read_bytes() == kept
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 BATCH = 64
 """Samples judged at once, at most."""
 CONVERSATIONS = TypeAdapter(Conversation)
+BEGINNING = b'{"problem_id": '
+"""Of every line that is written here: a torn one is cut, a file of another kind left alone."""
 ESCAPED = "backslashreplace"
 """How half a surrogate pair, which UTF-8 cannot hold, is written: as JSON writes it."""
 
@@ -79,12 +81,15 @@ class SampleFile:
             self._lock.close()
             raise ValueError(f"{self.out} is being written by another process") from None
         try:
+            own = self.run["run_id"]
+            for path, unnamed in ((self.out, None), (self.journal, own)):
+                for line in read_jsonl(path) if path.exists() else ():
+                    if line.get("run_id", unnamed) != own:
+                        raise ValueError(
+                            f"{path} holds samples of another run (model, task, sampling, seed or "
+                            "k differ): choose another --out, or remove the file"
+                        )
             for line in whole_lines(self.out):
-                if line.get("run_id") != self.run["run_id"]:
-                    raise ValueError(
-                        f"{self.out} holds samples of another run (model, task, sampling, seed or "
-                        "k differ): choose another --out, or remove the file"
-                    )
                 self.done.add((line["problem_id"], line["sample_id"]))
             waiting = whole_lines(self.journal)
         except BaseException:
@@ -120,11 +125,8 @@ class SampleFile:
         return {prompt: samples for prompt, samples in numbers.items() if samples}
 
     def take(self, **sample: Any) -> None:
-        """Keep a sample that arrived: problem_id, sample_id, completion and what is known of it.
-
-        Raises:
-            BaseException: whatever ended the judging of earlier ones.
-        """
+        """Keep a sample that arrived: problem_id, sample_id, completion and what is known of it."""
+        sample["run_id"] = self.run["run_id"]
         self._lock.write(json.dumps(sample, ensure_ascii=False) + "\n")
         self._lock.flush()  # it is paid for: kept before anything is raised
         if self._error is not None:
@@ -202,7 +204,10 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     data = path.read_bytes()
-    os.truncate(path, data.rfind(b"\n") + 1)
+    end = data.rfind(b"\n") + 1
+    if not data[end:].startswith(BEGINNING[: len(data) - end]):
+        raise ValueError(f"{path} holds something else than samples: choose another --out")
+    os.truncate(path, end)
     return list(read_jsonl(path))
 
 
@@ -287,8 +292,10 @@ class LocalModel:
             del problems[:at_once]
             for group in self.sampler.sample(chosen, seed=seed, sampling=sampling):
                 for number in missing[group.prompt.id]:
-                    trajectory = group.trajectories[number - first]
-                    talk = trajectory.conversation
+                    trajectory, of_turns = group.trajectories[number - first], {}
+                    if talk := trajectory.conversation:
+                        conversation = CONVERSATIONS.dump_python(talk, mode="json")
+                        of_turns = {"prompt": group.prompt.text, "conversation": conversation}
                     file.take(
                         problem_id=group.prompt.id,
                         sample_id=number,
@@ -297,18 +304,12 @@ class LocalModel:
                         n_tokens=trajectory.drawn,
                         logprob_sum=trajectory.log_prob,
                         seed=seed,
-                        **({} if talk is None else with_conversation(group.prompt, talk)),
+                        **of_turns,
                     )
                 if usage is not None:
                     usage.tokens += sum(each.drawn for each in group.trajectories)
                 count += len(missing[group.prompt.id])
                 advance(count)
-
-
-def with_conversation(prompt: Prompt, talk: Conversation) -> dict[str, Any]:
-    """What the journal keeps of a trajectory beside its last message: the prompt that was shown,
-    and what happened with the environment."""
-    return {"prompt": prompt.text, "conversation": CONVERSATIONS.dump_python(talk, mode="json")}
 
 
 def draw_from_endpoint(
