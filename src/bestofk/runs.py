@@ -24,7 +24,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,38 +111,21 @@ class Checkpoints:
 
         Args:
             verified: compare every file with its checksum.
-
-        Raises:
-            DamagedCheckpoint: its files are not what was written; names the last good one.
         """
         paths = self.paths()
         if not paths:
             return None
-        if verified:
-            self._verify(paths)
-        file = paths[-1] / "state.json"
-        try:
-            state = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise DamagedCheckpoint(f"{file} is not JSON: {error}") from None
-        inside = state.get("state", {}) if isinstance(state, dict) else None
-        if not isinstance(inside, dict) or type(state.get("step")) is not int:
-            raise DamagedCheckpoint(f"{file} does not say where the run stood: {str(state)[:80]}")
-        return Checkpoint(paths[-1], state["step"], state)
-
-    @staticmethod
-    def _verify(paths: Sequence[Path]) -> None:
         *earlier, path = paths
-        problem = damage(path)
-        if problem is None:
-            return
-        good = next((other for other in reversed(earlier) if damage(other) is None), None)
-        way = (
-            f"the last good one is {good.name}: --resume {good}"
-            if good
-            else "no other is left: start again in a folder of its own"
-        )
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}; {way}")
+        if verified and (problem := damage(path)):
+            good = next((other for other in reversed(earlier) if damage(other) is None), None)
+            way = (
+                f"the last good one is {good.name}: --resume {good}"
+                if good
+                else "no other is left: start again in a folder of its own"
+            )
+            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}; {way}")
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        return Checkpoint(path, state["step"], state)
 
 
 class Run:
@@ -319,9 +302,10 @@ class Run:
 
 
 def refuse_begun(path: str | Path) -> None:
-    """Raise an error where a run has begun: starting anew would overwrite its results."""
+    """Raise where a run has begun, or other files stand where a run removes old ones."""
     folder = Path(path)
-    if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("step-*")):
+    begun = ("metrics.jsonl", "checkpoints/step-*", "samples/*", "best/*", "final/*")
+    if any(any(folder.glob(each)) for each in begun):
         raise FileExistsError(
             f"{path} holds a run already: go on with --resume {path}, or name another --run.dir"
         )

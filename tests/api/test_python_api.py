@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,33 @@ def test_frames_and_plots() -> None:
     assert len(bestofk.read(REWARDS).to_pandas()) == REWARDS.size
 
 
+@pytest.mark.parametrize("rewards", [[1, 0], None, [["a"]], np.zeros((2, 2, 2))])
+def test_rewards_that_are_not_one_row_for_each_problem_are_an_error(rewards: Any) -> None:
+    with pytest.raises(ValueError, match="one row of numbers for each problem"):
+        bestofk.read(rewards)
+
+
+def test_answers_belong_to_the_rewards_of_their_row() -> None:
+    with pytest.raises(ValueError, match="answers and rewards have rows of other lengths"):
+        evaluation.samples([[1, 0], [1]], answers=[["a"], ["b", "c"]])
+
+
+def test_what_a_frame_lacks_is_missing_as_in_a_file() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = [{"id": "a", "reward": Decimal(1), "answer": "x"}, {"id": "a", "reward": Decimal(0)}]
+    framed, plain = bestofk.read(pandas.DataFrame(rows)), bestofk.read(iter(rows))
+    for run in (framed, plain):
+        assert run.rewards.tolist() == [1.0, 0.0]
+        assert run.answers is not None
+        assert (run.answers < 0).tolist() == [False, True]
+    with pytest.raises(ValueError, match="'id' is null or empty"):
+        bestofk.read(pandas.DataFrame([*rows, {"reward": 1}]))
+
+
+def test_one_k_may_be_stated_alone() -> None:
+    assert bestofk.compare(REWARDS, 1 - REWARDS, 4).shown == (4,)
+
+
 def test_signal_in_a_line() -> None:
     silent = np.zeros((11, 16))
     lively = np.tile(np.arange(16) / 16.0, (21, 1))
@@ -215,12 +243,23 @@ def test_what_is_missing_is_named(tmp_path: Path, data: Any, reward: Any, messag
         data_options(sources, reward, prompt=None, folder=tmp_path)
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
-    """It is said before data are read and written there."""
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(FileExistsError, match="holds a run already"):
-        bestofk.train("tiny-countdown", [{"prompt": object()}], "exact", dir=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples/mine.jsonl", "data/train.jsonl"])
+def test_a_folder_that_holds_a_run_or_files_where_a_run_writes_is_left_alone(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=r"--run\.dir|name another dir"):
+        bestofk.train("tiny-countdown", [{"prompt": "?"}] * 3, "exact", "max@2", dir=tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_run_that_does_not_begin_removes_its_own_rows_alone(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.csv").write_text("mine")
+    with pytest.raises(ValueError, match="none of the fields is known to hold"):
+        bestofk.train("tiny-countdown", [{"prompt": "?"}], "exact", "max@2", dir=tmp_path)
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["mine.csv"]
 
 
 def test_rows_may_come_from_a_generator(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -87,7 +87,10 @@ def read(source: Any, *, name: str | None = None, **options: Any) -> Samples:
     if isinstance(source, str | PathLike):
         return evaluation.read(Path(source), name=name, **options)
     named = name or "samples"
+    source = list(source) if isinstance(source, Iterator) else source
     if hasattr(source, "columns"):  # a DataFrame of pandas, or of polars
+        if hasattr(source, "notna"):  # what is missing is None, as in files
+            source = source.astype(object).where(source.notna(), None)
         rows = source.to_dicts() if hasattr(source, "to_dicts") else source.to_dict("records")
         return evaluation.from_records(rows, name=named, **options)
     if isinstance(source, Mapping):
@@ -105,8 +108,6 @@ def evaluate(
     metric: Metric | None = None,
     threshold: float | None = None,
     cluster: str | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
     **options: Any,
 ) -> Curve:
     """pass@k or max@k of a run at every k, with intervals over problems.
@@ -118,6 +119,7 @@ def evaluate(
         metric: by default pass@k for rewards 0 and 1 or with a threshold, else max@k.
         threshold: a reward of at least this passes.
         cluster: the column of the file or DataFrame that says which problems are alike.
+        options: confidence, seed, bounds, small, …: as for `bestofk.evaluation.curve`.
 
     Raises:
         ValueError: k exceeds the samples per problem; a metric that the rewards do not have.
@@ -125,33 +127,24 @@ def evaluate(
     >>> evaluate([[1, 0, 0, 1], [0, 0, 0, 0]]).at(2).value.__round__(3)
     0.417
     """
-    ks = None if k is None else sorted({k} if isinstance(k, int) else set(k))
+    ks = sorted({k} if isinstance(k, int) else set(k or ()))
     if isinstance(what, SampledRun):
-        what = what.sample(n=max(ks) if ks else None)
+        what = what.sample(n=max(ks, default=None))
     samples = read(what, **({"cluster": cluster} if cluster else {}))
     chosen = metric or default_metric([samples], threshold)
-    result = evaluation.curve(
-        samples,
-        chosen,
-        k_max=max(ks) if ks else None,
-        threshold=threshold,
-        confidence=confidence,
-        seed=seed,
-        **options,
-    )
-    return replace(result, shown=tuple(ks or ()))
+    options |= {"k_max": max(ks, default=None), "threshold": threshold}
+    result = evaluation.curve(samples, chosen, **options)
+    return replace(result, shown=tuple(ks))
 
 
 def compare(
     a: Any,
     b: Any,
-    k: Sequence[int] | None = None,
+    k: Sequence[int] | int | None = None,
     *,
     metric: Metric | None = None,
     threshold: float | None = None,
     cluster: str | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
     **options: Any,
 ) -> Comparison:
     """Whether run b is better than run a, paired by problem, at every k.
@@ -160,6 +153,7 @@ def compare(
         a, b: samples, or whatever `read` takes.
         k: the k to show; by default powers of two.
         metric, threshold, cluster: as in `evaluate`.
+        options: at, confidence, seed, …: as for `bestofk.evaluation.compare`.
 
     Raises:
         ValueError: no common problem, k exceeds the samples per problem.
@@ -168,20 +162,14 @@ def compare(
     >>> compare(a, b).at(1).value
     0.5
     """
+    ks = sorted({k} if isinstance(k, int) else set(k or ()))
     runs = [read(each, **({"cluster": cluster} if cluster else {})) for each in (a, b)]
     if runs[0].name == runs[1].name:
         runs = [read(run, name=f"{run.name} ({letter})") for run, letter in zip(runs, "ab")]
     chosen = metric or default_metric(runs, threshold)
-    (result,) = evaluation.compare(
-        runs,
-        chosen,
-        k_max=max(k) if k else None,
-        threshold=threshold,
-        confidence=confidence,
-        seed=seed,
-        **options,
-    )
-    return replace(result, shown=tuple(sorted(set(k or ()))))
+    options |= {"k_max": max(ks, default=None), "threshold": threshold}
+    (result,) = evaluation.compare(runs, chosen, **options)
+    return replace(result, shown=tuple(ks))
 
 
 def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) -> ReportFile:

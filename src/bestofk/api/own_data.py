@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -41,11 +40,7 @@ def data_options(
 ) -> tuple[dict[str, Any], int | None, dict[Path, str]]:
     """The recipe's [task] for these data, the number of training rows (None for a task), and the
     files, by path, that hold rows given in Python: in data/ of the run's folder, so that the run
-    can be resumed and repeated from there.
-
-    Raises:
-        ValueError: no data or no reward.
-    """
+    can be resumed and repeated from there."""
     sources = {
         split: [*rows] if isinstance(rows, Iterator) else rows for split, rows in sources.items()
     }
@@ -91,23 +86,23 @@ def files_of(rows: Mapping[Path, str], folder: Path) -> Iterator[None]:
     """Rows given in Python as files in the run's folder, for as long as no run begins there; then
     they stay."""
     for path, text in rows.items():
+        if path.exists() and not (folder / "config.toml").exists():
+            raise FileExistsError(f"{path} exists, and rows would be kept there: name another dir")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     try:
         yield
     finally:
         if rows and not (folder / "config.toml").exists():
-            shutil.rmtree(folder / "data")
-            with contextlib.suppress(OSError):  # it may hold other files
+            for path in rows:
+                path.unlink()
+            with contextlib.suppress(OSError):  # they may hold other files
+                (folder / "data").rmdir()
                 folder.rmdir()
 
 
 def objective_settings(objective: str | Objective) -> dict[str, Any]:
-    """An objective as a recipe records it: its string and its options.
-
-    Raises:
-        ValueError: an Objective that no string with options gives.
-    """
+    """An objective as a recipe records it: its string and its options."""
     if isinstance(objective, str):
         return {"objective": objective}
     if not isinstance(objective, Objective):
@@ -124,7 +119,8 @@ def objective_settings(objective: str | Objective) -> dict[str, Any]:
     names = ("truncate", "self_normalise", "clamp", "threshold", "small_groups", "trust_region")
     options = {name: getattr(objective, name) for name in ("off_policy", *names)}
     options |= objective.options
-    options = {name: value for name, value in options.items() if value != usual_of(plain, name)}
+    defaults = {name: plain.options.get(name, getattr(plain, name, ...)) for name in options}
+    options = {name: value for name, value in options.items() if value != defaults[name]}
     options |= required
     if objective.stages != plain.stages:
         options["weights"] = [term.weight for term in objective.terms]
@@ -150,10 +146,6 @@ def name_of(function: Any) -> str:
             "file and name it as objective_options.value = 'file.py:name'"
         )
     return f"{module}:{name}"
-
-
-def usual_of(objective: Objective, name: str) -> Any:
-    return objective.options.get(name, getattr(objective, name, ...))
 
 
 def free_folder(directory: str | PathLike[str] | None, model: str, objective: str) -> Path:

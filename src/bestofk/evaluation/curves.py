@@ -122,15 +122,13 @@ def curves_by_turns(samples: Samples, metric: Metric, **options: Any) -> dict[in
     A trajectory of more than T turns counts as `Samples.within` says: nobody knows what the model
     would have been paid at turn T. For rewards of 0 and 1 that is exact where an environment ends a
     trajectory when it passes; for graded rewards it is a lower bound of stopping there.
-
-    Args:
-        options: as in `curve`.
     """
     longest, (lowest, _) = samples.most_turns, options.get("bounds") or (None, None)
     if longest == 1 or metric not in ("pass@k", "max@k"):
         return {}
     shown = sorted({longest, *(2**i for i in range(longest.bit_length()) if 2**i < longest)})
-    return {turns: curve(samples.within(turns, least=lowest), metric, **options) for turns in shown}
+    runs = {turns: samples.within(turns, lowest=lowest) for turns in shown}
+    return {turns: curve(run, metric, **options) for turns, run in runs.items()}
 
 
 def _cost_notes(
@@ -193,9 +191,6 @@ def select(
 
     Args:
         among: the problems to choose from; by default all.
-
-    Raises:
-        ValueError: no scored sample; a k that some problem cannot answer, under small="error".
     """
     live = samples.live
     among = np.arange(live.size) if among is None else among
@@ -326,26 +321,22 @@ def fixed_set(
     and exact at k = 1. Where no variance was seen, a rule-of-three term keeps the width above zero.
     """
     live = samples.live[rows].astype(float)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    mean = values.mean(axis=0)
+    k, mean = np.arange(1, values.shape[1] + 1), values.mean(axis=0)
     if metric.startswith("pass"):
         passes, n = passes_and_samples(samples, threshold)
         hits = passes[rows] if metric == "pass@k" else (n - passes)[rows]
-        variance = _sampling_variance(hits, n[rows], values.shape[1])
+        variance = _sampling_variance(hits, n[rows], len(k))
     else:
-        k = np.arange(1, values.shape[1] + 1)
-        if metric.startswith(OF_PASSES):
-            single = values * (1.0 - values)
-        else:
-            single = variance_of_one(samples, metric, rows, values.shape[1], threshold, price)
+        single = values * (1.0 - values)
+        if not metric.startswith(OF_PASSES):
+            single = variance_of_one(samples, metric, rows, len(k), threshold, price)
         # single is short by Var_p itself; n/(n-k) makes that good, up to half of the samples
         at = np.minimum(k, np.maximum(live[:, None] // 2, 1)).astype(int)
         one = np.take_along_axis(single, at - 1, axis=1)
         variance = (one * k / np.maximum(live[:, None] - at, 1.0)).sum(axis=0)
-    half = z * np.sqrt(variance) / len(rows)
-    k = np.arange(1, values.shape[1] + 1)
+    half = NormalDist().inv_cdf(0.5 + confidence / 2) * np.sqrt(variance) / len(rows)
     unseen = -np.expm1(np.log((1 - confidence) / 2) * k / live.sum()) * (bounds[1] - bounds[0])
-    half = np.maximum(half, np.minimum(unseen, bounds[1] - bounds[0]))
+    half = np.maximum(half, unseen)
     return Interval(np.maximum(mean - half, bounds[0]), np.minimum(mean + half, bounds[1]))
 
 

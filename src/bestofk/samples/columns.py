@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -80,9 +81,6 @@ def settle(record: Record, overrides: Mapping[str, str], judge: str | None = Non
     Args:
         overrides: role → column; an empty column leaves the role out.
         judge: how the responses of lm-eval and lighteval are scored one by one.
-
-    Raises:
-        ValueError: an override that names no role or no column; no problem id or reward found.
     """
     tool = next((each for each in TOOLS if each.wrote(record)), None)
     _check_overrides(record, overrides, tool)
@@ -177,11 +175,7 @@ WORDS = {
 
 
 def reward_of(value: Any) -> float:
-    """A reward from what the file says; null, NaN and empty = unscored.
-
-    Raises:
-        ValueError: anything that is not a finite number, a boolean, pass/fail or yes/no.
-    """
+    """A reward from what the file says; null, NaN and empty = unscored."""
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or value == "":
         return math.nan
@@ -189,7 +183,7 @@ def reward_of(value: Any) -> float:
         word = WORDS.get(value.strip().lower())
         if word is not None:
             return word
-    elif not isinstance(value, bool | int | float):
+    elif not isinstance(value, bool | int | float | Decimal):
         raise ValueError(f"the reward is {type(value).__name__}, not a number: {str(value)[:60]}")
     try:
         number = float(value)
@@ -227,10 +221,7 @@ def number_of(value: Any) -> float:
 
 
 def sample_number(value: Any) -> int:
-    """
-    Raises:
-        ValueError: not a whole number of at most 62 bits.
-    """
+    """A whole number of at most 62 bits."""
     try:
         number = int(value)
     except (TypeError, ValueError):

@@ -70,11 +70,7 @@ class Samples:
         return int(np.isnan(self.rewards).sum())
 
     def cluster_of(self, problems: np.ndarray) -> np.ndarray | None:
-        """The number of each kept problem's cluster, from 0; None where there are no clusters.
-
-        Raises:
-            ValueError: all problems are in one cluster.
-        """
+        """The number of each kept problem's cluster, from 0; None where there are no clusters."""
         if self.clusters is None:
             return None
         names, number = np.unique(np.array(self.clusters)[problems], return_inverse=True)
@@ -91,14 +87,14 @@ class Samples:
         turns = np.ones(1) if self.turns is None else self.turns
         return int(np.nan_to_num(turns, nan=1.0, posinf=1.0).max(initial=1.0))
 
-    def within(self, turns: int, *, least: float | None = None) -> Samples:
+    def within(self, turns: int, *, lowest: float | None = None) -> Samples:
         """The run with at most so many turns: a longer trajectory gets the least reward that there
         can be, by default 0, or that of the run where it is negative."""
         if turns >= self.most_turns or self.turns is None:
             return self
         scored = ~np.isnan(self.rewards)
-        least = self.rewards[scored].min(initial=0.0) if least is None else least
-        return replace(self, rewards=np.where((self.turns > turns) & scored, least, self.rewards))
+        lowest = self.rewards[scored].min(initial=0.0) if lowest is None else lowest
+        return replace(self, rewards=np.where((self.turns > turns) & scored, lowest, self.rewards))
 
     def of(self, problem: int) -> slice:
         """The flat positions of one problem's samples."""
@@ -161,7 +157,12 @@ def samples(
     Raises:
         ValueError: lengths that do not fit; an id that occurs twice; infinite rewards.
     """
-    rows = [_numbers(row) for row in rewards]
+    try:
+        rows = [np.array(row, dtype=float) for row in rewards]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"rewards are one row of numbers for each problem: {error}") from None
+    if any(row.ndim != 1 for row in rows):
+        raise ValueError("rewards are one row of numbers for each problem, like [[1, 0], [0, 0]]")
     ids = [str(i) for i in range(len(rows))] if problems is None else [str(p) for p in problems]
     for what, names in (("problem ids", ids), ("clusters", clusters)):
         if names is not None and len(names) != len(rows):
@@ -174,19 +175,19 @@ def samples(
     if np.isinf(flat).any():
         raise ValueError("rewards must be finite, or NaN where scoring failed")
     sizes = [len(rows[i]) for i in order]
+    columns = {key: column for key, column in columns.items() if column is not None}
+    for key, column in {**columns, **({} if answers is None else {"answers": answers})}.items():
+        if [len(row) for row in column] != [len(row) for row in rows]:
+            raise ValueError(f"{key} and rewards have rows of other lengths: one entry per sample")
     extra: dict[str, Any] = {
         key: np.concatenate([np.asarray(column[i], dtype=float) for i in order])
         for key, column in columns.items()
-        if column is not None
     }
     if answers is not None:
         numbers: dict[Hashable, int] = {None: -1}
         labels = [a for i in order for a in answers[i]]
         numbered = [numbers.setdefault(a, len(numbers) - 1) for a in labels]
         extra["answers"] = np.array(numbered, dtype=np.int64)
-    for key, column in extra.items():
-        if len(column) != len(flat):
-            raise ValueError(f"{key} has {len(column)} entries for {len(flat)} rewards")
     return Samples(
         name=name,
         problems=tuple(ids[i] for i in order),
@@ -195,9 +196,3 @@ def samples(
         rewards=flat,
         **extra,
     )
-
-
-def _numbers(row: Sequence[float | None] | np.ndarray) -> np.ndarray:
-    if isinstance(row, np.ndarray):
-        return row.astype(float)
-    return np.array([np.nan if value is None else value for value in row], dtype=float)
