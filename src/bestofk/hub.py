@@ -47,7 +47,7 @@ def hub_options(name: str, revision: str | None = None) -> dict[str, Any]:
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if constants.HF_HUB_OFFLINE or can_connect(constants.ENDPOINT, seconds=2.5):
+    if not constants.HF_HUB_OFFLINE and can_connect(constants.ENDPOINT, seconds=2.5):
         return {}
     try:
         here = try_to_load_from_cache(name, "config.json", revision=revision)

@@ -445,8 +445,9 @@ def test_encoders_and_models_without_a_causal_head_are_errors(tmp_path: Path) ->
         load(headless)
 
 
+@pytest.mark.parametrize("is_offline", [False, True])
 def test_a_hub_model_is_named_missing_at_once_and_taken_from_the_cache_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_offline: bool
 ) -> None:
     """Nobody listens at the proxy: one attempt is made, and no request is repeated."""
     from huggingface_hub import constants
@@ -455,7 +456,7 @@ def test_a_hub_model_is_named_missing_at_once_and_taken_from_the_cache_where_it_
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     with pytest.raises(OSError, match=r"cannot be reached: name a local folder or a .gguf file"):
         load("org/name")
     with pytest.raises(OSError, match="cannot be reached"):
