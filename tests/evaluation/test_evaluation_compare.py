@@ -288,7 +288,9 @@ def test_verdicts_in_words() -> None:
     k, gap = np.arange(1, 5), np.array([-0.1, 0.0, 0.1, 0.2])
     rest = (np.full(4, 0.028), 0.05, "30 problems")
     text = verdict(("A", "B"), k, gap, np.array([0.01, 0.5, 0.01, 0.01]), *rest)
-    assert text.startswith("B is better at k ≥ 3 (+0.200 at k = 4), worse at k = 1 (-0.100) than A")
+    assert text.startswith(
+        "B is better at k ≥ 3 (+0.200 at k = 4), worse at k = 1 (-0.100 at k = 1) than A"
+    )
     assert "no significant difference at k = 2" in text
     nothing = verdict(("A", "B"), k, gap, np.ones(4), *rest)
     assert nothing.startswith("No significant difference between A and B at any k ≤ 4")
@@ -395,7 +397,9 @@ def test_equal_gains_are_as_sure_as_no_loss_was_missed() -> None:
         missed = 1 - (gain / size) / (1 + gain / size)
         found = rare_loss_test(np.full((problems, 1), gain), size, 0.95)
         assert found.p_value[0] == pytest.approx(missed**problems, rel=1e-4)
-        assert found.least[0] == pytest.approx(size * (0.05 ** (-1 / problems) - 1), rel=1e-4)
+        assert found.smallest_gain[0] == pytest.approx(
+            size * (0.05 ** (-1 / problems) - 1), rel=1e-4
+        )
     assert least_gain(0.0, 12, 1.0, 1.2**-12) == pytest.approx(0.2, rel=1e-4)
 
 

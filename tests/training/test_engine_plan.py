@@ -77,15 +77,14 @@ def test_a_long_first_phase_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(display, "FIRST_WORD", 0.01)
     monkeypatch.setattr(display, "NEXT_WORD", 0.01)
     said: list[str] = []
-    with display.patient(said.append, "step 1: sampling", is_on=True):
+    with display.say_while_waiting(said.append, "step 1: sampling"):
         until = time.monotonic() + 900
         while len(said) < 2 and time.monotonic() < until:
             time.sleep(0.01)
     count = len(said)
     assert count >= 2
     assert said[0].startswith("step 1: sampling for 0 s so far: the first step compiles")
-    with display.patient(said.append, "step 2", is_on=False):
-        time.sleep(0.05)
+    time.sleep(0.05)
     assert len(said) == count
 
 

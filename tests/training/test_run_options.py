@@ -9,7 +9,7 @@ import pytest
 
 from bestofk.api.training_run import TrainedRun
 from bestofk.cli import main
-from bestofk.config import merged, read
+from bestofk.config import TaskAdvanced, TaskSection, merged, read
 from bestofk.objectives import objective
 from bestofk.rewards import combined
 from bestofk.rewards.base import as_verdict
@@ -117,14 +117,17 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
         for i in range(n)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    kept = with_pass_rates(countdown, "train", str(file), low=0.01, high=0.99)
+    section = TaskSection(advanced=TaskAdvanced(pass_rates=str(file)))
+    kept = with_pass_rates(countdown, section)
     assert {prompt.id for prompt in kept.split("train")} == {ids[1], ids[2]}
     assert len(kept.split("validation")) == len(countdown.split("validation"))
     assert [line for line in kept.findings() if "left out" in line] == [
         f"4 left out: 2 × its pass rate in {file} is outside [0.01, 0.99]; 2 × it is not in {file}"
     ]
+    narrow = section.advanced.changed(pass_rate_range=(0.4, 0.6))
+    none_left = with_pass_rates(countdown, section.changed(advanced=narrow))
     with pytest.raises(ValueError, match=r"4 of 6 prompts.*none has a pass rate in \[0.4, 0.6\]"):
-        with_pass_rates(countdown, "train", str(file), low=0.4, high=0.6).split("train")
+        none_left.split("train")
 
 
 def test_rewards_of_minus_one_and_one_train_and_are_evaluated(recipe, tmp_path):

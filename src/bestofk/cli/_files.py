@@ -87,8 +87,8 @@ class FileOptions(ReadingOptions):
 
     def ks(self) -> list[int]:
         """Those of --k, or of the metric: 8 of max@8."""
-        stated = re.findall(r"[@^](\d+)", self.metric)
-        return whole_numbers(self.k or ",".join(dict.fromkeys(stated)), "--k")
+        of_metric = ",".join(dict.fromkeys(re.findall(r"[@^](\d+)", self.metric)))
+        return whole_numbers(self.k or of_metric, "--k")
 
 
 def whole_numbers(text: str, option: str) -> list[int]:

@@ -110,11 +110,7 @@ def _flag(name: str, field: FieldInfo, is_verb: bool) -> Flag:
 def collect(
     flags: Sequence[Flag], argv: Sequence[str], prog: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values that a command line states, by name, and its words that belong to no flag.
-
-    Raises:
-        ValueError: An unknown flag, a missing value.
-    """
+    """The values that a command line states, by name, and its words that belong to no flag."""
     by_word = {_hyphens(word): flag for flag in flags for word in flag.words}
     values, loose, words = dict[str, Any](), list[str](), list(argv)
     while words:

@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
     settings = Settings(seed=chosen.seed, steps=chosen.steps, worlds=chosen.worlds)
     check_writable(chosen.out)
     began = time.perf_counter()
-    results = run(settings)
+    with bar("training three runs", 1.0, transient=True) as advance:
+        results = experiment(settings, advance)
     write_atomically(chosen.out, page(results, NEXT_STEPS))
     seconds = time.perf_counter() - began
     if chosen.as_json:
@@ -62,12 +63,6 @@ def main(argv: list[str]) -> int:
     else:
         show(results, seconds, chosen.out)
     return 0
-
-
-def run(settings: Settings) -> Results:
-    """The experiment, with a bar on standard error where a person looks on."""
-    with bar("training three runs", 1.0, transient=True) as advance:
-        return experiment(settings, advance)
 
 
 def summary(results: Results, seconds: float, out: Path) -> dict[str, Any]:

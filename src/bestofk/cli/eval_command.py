@@ -72,11 +72,10 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
         metrics.append("maj@k")
     passing: dict[str, Any] = {"threshold": chosen.threshold, "confidence": chosen.confidence}
     judged = metric.startswith((*OF_PASSES, "retry")) or chosen.threshold is not None
-    varied = chosen.diversity and judged and run.sizes.max() > 1
     return {
         "name": run.name,
         "metadata": dict(run.metadata),
         "curves": [curve(run, each, **numbers) for each in metrics],
         "by_turns": curves_by_turns(run, metric, **numbers),
-        "diversity": diversity(run, **passing) if varied else None,
+        "diversity": diversity(run, **passing) if chosen.diversity and judged else None,
     }

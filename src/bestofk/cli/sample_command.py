@@ -176,8 +176,7 @@ class SampleOptions(VerbOptions):
                 f"sampling from {self.target!r} needs a task: state --task NAME (bestofk tasks "
                 "lists them); for a file of samples, use bestofk eval"
             )
-        if not isinstance(self.extra_fields, dict):
-            raise ValueError(f"--extra-body takes a JSON object, got {self.extra_body!r}")
+        _ = self.extra_fields
         if self.remote and self.environment:
             raise ValueError(
                 "--environment continues from the model's own tokens, which an endpoint does not "
@@ -193,11 +192,11 @@ class SampleOptions(VerbOptions):
         return self.target.startswith(("http://", "https://"))
 
     @property
-    def extra_fields(self) -> Any:
-        try:
-            return json.loads(self.extra_body or "{}")
-        except json.JSONDecodeError:
-            return None
+    def extra_fields(self) -> dict[str, Any]:
+        with contextlib.suppress(json.JSONDecodeError):
+            if isinstance(fields := json.loads(self.extra_body or "{}"), dict):
+                return fields
+        raise ValueError(f"--extra-body takes a JSON object, got {self.extra_body!r}")
 
     @property
     def sampling(self) -> Sampling:
@@ -272,8 +271,8 @@ def sample(job: SampleOptions) -> Path:
     ):
         missing, total = file.missing(job.n), len(prompts) * job.n
         to_draw = sum(map(len, missing.values()))
-        there = f"{total - to_draw:,} of {total:,} there"
-        say_aside(f"{len(prompts)} problems × {job.n} samples; {there}")
+        present = f"{total - to_draw:,} of {total:,} there"
+        say_aside(f"{len(prompts)} problems × {job.n} samples; {present}")
         with bar("sampling", to_draw) as advance:
             if missing:
                 with drawer_of(job, missing, file) as draw:

@@ -114,6 +114,7 @@ def show(arguments: TaskShowOptions) -> int:
             notes = judge.notes(split[:64])
         answers = [prompt.reference for prompt in prompts]
         verdicts = judge(prompts, answers) if judge is not None else []
+    status = 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
     if arguments.as_json:
         table = {
             "task": chosen.name,
@@ -125,7 +126,7 @@ def show(arguments: TaskShowOptions) -> int:
             ],
         }
         print(json.dumps(table, indent=2, ensure_ascii=False))
-        return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
+        return status
     print(f"{chosen.name}: {chosen.summary}; licence: {chosen.licence}")
     print(f"splits: {', '.join(chosen.splits)}; {split_name} has {len(split)} prompts")
     for line in [*chosen.findings(), *notes]:
@@ -142,15 +143,11 @@ def show(arguments: TaskShowOptions) -> int:
         if verdicts:
             print(said_of(verdicts[number]))
         print()
-    return 0 if all(verdict.reward == 1.0 for verdict in verdicts) else 1
+    return status
 
 
 def prompts_of(arguments: TaskShowOptions, name: str, split: Split) -> list[Prompt]:
-    """The prompts that are asked for.
-
-    Raises:
-        ValueError: the split has none there.
-    """
+    """The prompts that are asked for."""
     if arguments.n < 1 or not 0 <= arguments.start < len(split):
         raise ValueError(
             f"{arguments.task} has {len(split)} prompts in {name}; got "

@@ -106,11 +106,7 @@ def stated_by(recipe: str | None, changes: dict[str, Any]) -> Config:
 
 
 def split(argv: list[str]) -> tuple[TrainOptions, dict[str, Any]]:
-    """The options of the verb, and the settings by their dotted names.
-
-    Raises:
-        ValueError: An unknown flag, a missing value, a second recipe.
-    """
+    """The options of the verb, and the settings by their dotted names."""
     own = flags_of(TrainOptions)
     values, loose = collect([*own, *recipe_flags()], argv, "bestofk train")
     own_values = {flag.name: values.pop(flag.name) for flag in own if flag.name in values}

@@ -186,11 +186,11 @@ def padding(estimator: JudgedFunction, n: int) -> list[Finding]:
     """A dead sample (NaN reward) beside n live ones must not count."""
     alive = _group(n, 1)
     alone = tried(estimator, alive)
+    if isinstance(alone, Exception):
+        return []
     if estimator.takes_live:
         return _masked(estimator, alive, alone)
     padded = tried(estimator, np.append(alive, np.nan))
-    if isinstance(alone, Exception):
-        return []
     if isinstance(padded, Exception):
         return [Finding("padding", "note", f"raises on a NaN reward: {described(padded, 90)}")]
     live, dead = padded[:n], padded[n]
@@ -209,12 +209,8 @@ def padding(estimator: JudgedFunction, n: int) -> list[Finding]:
     return [Finding("padding", "bad", f"a NaN reward counts in n{like}: live advantages change")]
 
 
-def _masked(
-    estimator: JudgedFunction, alive: np.ndarray, alone: np.ndarray | Exception
-) -> list[Finding]:
+def _masked(estimator: JudgedFunction, alive: np.ndarray, alone: np.ndarray) -> list[Finding]:
     """The same for a function with live=: the dead sample has a reward, which must not count."""
-    if isinstance(alone, Exception):
-        return []
     live = np.append(np.ones(len(alive), bool), False)
     try:
         padded = estimator.one(np.append(alive, 1.0), live=live)
@@ -252,14 +248,11 @@ def numbers(estimator: JudgedFunction, n: int) -> list[Finding]:
 def shift_and_scale(estimator: JudgedFunction, n: int) -> list[Finding]:
     """How advantages answer r + 10 and 3 r."""
     rewards = distinct(n)
-    plain, shifted, scaled = (
-        tried(estimator, r, moved=True) for r in (rewards, rewards + 10, 3 * rewards)
-    )
-    if any(isinstance(each, Exception) for each in (plain, shifted, scaled)):
+    answers = [tried(estimator, r, moved=True) for r in (rewards, rewards + 10, 3 * rewards)]
+    finite = [a for a in answers if not isinstance(a, Exception) and np.isfinite(a).all()]
+    if len(finite) < len(answers):
         return []
-    plain, shifted, scaled = (np.asarray(each) for each in (plain, shifted, scaled))
-    if not all(np.isfinite(each).all() for each in (plain, shifted, scaled)):
-        return []
+    plain, shifted, scaled = finite
     result = []
     if _same(shifted, plain, 1e-4):
         result.append(Finding("shift", "ok", "adding a constant to all rewards changes nothing"))
@@ -282,17 +275,16 @@ def shift_and_scale(estimator: JudgedFunction, n: int) -> list[Finding]:
     return result
 
 
-def _clipping(
-    estimator: JudgedFunction, rewards: np.ndarray, plain: np.ndarray, first: float = 3.0
-) -> Finding:
+def _clipping(estimator: JudgedFunction, rewards: np.ndarray, plain: np.ndarray) -> Finding:
     """Advantages that are linear up to some size of rewards and not beyond: a clipped reward."""
+    linear = 3.0  # by `shift_and_scale`
     for size in (10.0, 100.0, 10_000.0):
         grown = tried(estimator, size * rewards, moved=True)
         if isinstance(grown, Exception) or not _same(grown / size, plain, 1e-4):
             text = (
-                f"advantages grow with the rewards up to a best of {first * rewards.max():.3g} and "
+                f"advantages grow with the rewards up to {linear * rewards.max():.3g} and "
                 f"not up to {size * rewards.max():.3g}: rewards or advantages are clipped"
             )
             return Finding("scale", "bad", text)
-        first = size
+        linear = size
     return Finding("scale", "ok", "advantages are linear in the scale of rewards")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from bestofk.objectives import Objective
 
 Kind: TypeAlias = Literal["numpy", "torch", "list"]
-CHUNK = 4096
 REPEATS = 12
 """Calls that must agree before a function is taken for one that is not random."""
 PATIENCE = 2.0
@@ -35,24 +35,25 @@ class Clock:
     def left(self) -> float:
         return self.start + self.seconds - time.monotonic()
 
-    def tick(self, since: float, done: int, total: int, n: int) -> None:
-        """After `done` of `total` groups of n samples, begun at `since`.
+    def tick(self, since: float, finished: int, total: int, n: int) -> None:
+        """After so many of `total` groups of n samples, begun at `since`.
 
         Raises:
             TooSlow: the rest will not be done within the limit.
         """
         now = time.monotonic()
-        remaining = (now - since) / done * (total - done)
+        in_all = (now - since) * total / finished
+        remaining = in_all - (now - since)
         groups = f"{total:,} groups of {n} samples"
         if now - since > PATIENCE and remaining > self.left():
             raise TooSlow(
-                f"{groups} take about {(now - since) * total / done:.0f} s, one call for each, and "
+                f"{groups} take about {in_all:.0f} s, one call for each, and "
                 f"all calls together may take {self.seconds:g}: judge with a smaller n, state "
                 "seconds=, or let the function take a batch (groups, n)"
             )
         if now - self.said > PATIENCE:
             self.said = now
-            self.say(f"{done:,} of {groups}, {remaining:.0f} s left")
+            self.say(f"{finished:,} of {groups}, {remaining:.0f} s left")
 
 
 @dataclass(frozen=True)
@@ -122,34 +123,22 @@ class JudgedFunction:
 
     def many(self, rewards: np.ndarray, log_ratio: np.ndarray | None = None) -> Answers:
         """Advantages of many groups, (groups, n): NaN where it raised."""
-        logs = log_ratio
-        if self.off_policy and logs is None:
-            logs = np.zeros(rewards.shape)
         if self.batched:
-            try:
-                return Answers(self._batch(rewards, logs), {})
-            except Exception:  # one group of the batch may be the cause: find it, row by row
-                pass
+            with contextlib.suppress(Exception):  # a group may be the cause: found row by row
+                values = self._call(rewards, log_ratio)
+                if values.shape == rewards.shape:
+                    return Answers(values, {})
         values = np.full(rewards.shape, np.nan)
         failures: dict[int, Exception] = {}
         since = time.monotonic()
         for row in range(len(rewards)):
             try:
-                values[row] = self.one(rewards[row], None if logs is None else logs[row])
+                logs = None if log_ratio is None else log_ratio[row]
+                values[row] = self.one(rewards[row], logs)
             except Exception as error:
                 failures[row] = error
             self.clock.tick(since, row + 1, *rewards.shape)
         return Answers(values, failures)
-
-    def _batch(self, rewards: np.ndarray, logs: np.ndarray | None) -> np.ndarray:
-        pieces = []
-        for at in range(0, len(rewards), CHUNK):
-            part = rewards[at : at + CHUNK]
-            values = self._call(part, None if logs is None else logs[at : at + CHUNK])
-            if values.shape != part.shape:
-                raise CannotCall(f"it returned shape {values.shape} for a batch {part.shape}")
-            pieces.append(values)
-        return np.concatenate(pieces)
 
     def _call(
         self, rewards: np.ndarray, logs: np.ndarray | None, live: np.ndarray | None = None
@@ -202,10 +191,7 @@ def _taken(result: Any) -> np.ndarray:
 
 
 def name_of(fn: Callable[..., Any] | Objective) -> str:
-    """
-    Raises:
-        TypeError: something that cannot be called.
-    """
+    """What a function is called in a verdict."""
     if isinstance(fn, Objective):
         return str(fn)
     if not callable(fn):
@@ -229,9 +215,6 @@ def find_out(fn: Callable[..., Any], request: Request, *, off_policy: bool) -> J
 
     NumPy arrays first, then torch tensors (where torch is loaded), then plain lists; one group as
     (n,), else as (1, n). A batch is used only if it gives what its rows give one by one.
-
-    Raises:
-        CannotCall: nothing worked; with the first reason.
     """
     n, kind = request.n, request.kind
     probe = np.array(
@@ -270,24 +253,24 @@ def _with_batch(
     estimator: JudgedFunction, probe: np.ndarray, logs: np.ndarray | None, rows: Answers
 ) -> JudgedFunction:
     """Decide whether a batch may be used."""
-    facts: dict[str, Any] = {"batched": False, "batch_note": "", "shape_note": ""}
+    facts: dict[str, Any] = {}
     good = [row for row in range(len(probe)) if row not in rows.failures]
-    row = estimator.as_group(probe[good[0]])
-    shape = estimator._call(row, None if logs is None else estimator.as_group(logs[good[0]])).shape
+    probe, logs = probe[good], None if logs is None else logs[good]
+    row = estimator.as_group(probe[0])
+    shape = estimator._call(row, None if logs is None else estimator.as_group(logs[0])).shape
     if shape != row.shape:
         facts["shape_note"] = f"returns shape {shape} for rewards {row.shape}"
     for _ in range(REPEATS):
-        again = estimator.many(probe[good], None if logs is None else logs[good])
+        again = estimator.many(probe, logs)
         if not np.array_equal(again.values, rows.values[good], equal_nan=True):
             return estimator  # random: nothing can be compared
     try:
-        values = estimator._call(probe[good], None if logs is None else logs[good])
+        values = estimator._call(probe, logs)
     except Exception as error:
         facts["batch_note"] = f"a batch (groups, n) raises {described(error, 80)}"
     else:
-        groups = probe[good].shape
-        if values.shape != groups:
-            facts["batch_note"] = f"a batch {groups} comes back with shape {values.shape}"
+        if values.shape != probe.shape:
+            facts["batch_note"] = f"a batch {probe.shape} comes back with shape {values.shape}"
         elif not np.allclose(values, rows.values[good], rtol=1e-5, atol=1e-7, equal_nan=True):
             facts["groups_mix"] = True
             facts["batch_note"] = (
@@ -295,4 +278,4 @@ def _with_batch(
             )
         else:
             facts["batched"] = True
-    return JudgedFunction(**{**vars(estimator), **facts})
+    return replace(estimator, **facts)

@@ -101,8 +101,8 @@ def elsewhere(estimator: JudgedFunction, k: int, n: int, *, real: bool, exact: b
 
 
 def _probes(k: int, n: int, real: bool, off_policy: bool) -> Iterator[Probe]:
-    def ratios(size: int, spread: float = 0.2) -> np.ndarray:
-        return spread * np.random.default_rng(size).standard_normal(size)
+    def ratios(size: int) -> np.ndarray:
+        return 0.2 * np.random.default_rng(size).standard_normal(size)
 
     if real:
         yield Probe("rewards that all differ", distinct(n), ratios(n))

@@ -61,38 +61,34 @@ class Fit:
         return self.cosine[0] > 1 - self.tolerance
 
 
-def case(policy: TabularPolicy, outcomes: Outcomes, advantages: np.ndarray, k: int) -> Case:
+def case_of_calls(
+    policy: TabularPolicy, outcomes: Outcomes, calls: Sequence[np.ndarray], k: int
+) -> tuple[Case, float]:
+    """The case of the mean over several calls of a function with noise; and how far it may be off
+    by chance, relative to the gradient (six standard errors; 0 for one call)."""
+    advantages, gradient = np.mean(calls, axis=0), policy.gradient(k)
     update = outcomes.expected_update(policy, advantages)
-    gradient = policy.gradient(k)
-    size = float(np.linalg.norm(gradient))
-    length = float(np.linalg.norm(update))
-    along = float(update @ gradient)
-    return Case(
+    size, length = float(np.linalg.norm(gradient)), float(np.linalg.norm(update))
+    along, noise = float(update @ gradient), 0.0
+    if len(calls) > 1:
+        updates = np.array([outcomes.expected_update(policy, each) for each in calls])
+        error = np.sqrt(updates.var(axis=0, ddof=1).sum() / len(calls))
+        noise = 6 * float(error) / size
+    variance = float("nan")
+    if along > 0:
+        variance = outcomes.variance(policy, advantages) / max(along / size, 1e-300) ** 2
+    case = Case(
         policy.label,
         policy.kind,
         policy.spread,
         float(np.linalg.norm(update - gradient)) / size,
         along / size**2,
         along / (size * length) if length > 1e-12 * size else 0.0,
-        outcomes.variance(policy, advantages) / max(along / size, 1e-300) ** 2
-        if along > 0
-        else float("nan"),
+        variance,
         tuple(update.tolist()),
         tuple(gradient.tolist()),
     )
-
-
-def case_of_calls(
-    policy: TabularPolicy, outcomes: Outcomes, calls: Sequence[np.ndarray], k: int
-) -> tuple[Case, float]:
-    """The case of the mean over several calls of a function with noise; and how far it may be off
-    by chance, relative to the gradient (six standard errors; 0 for one call)."""
-    noise = 0.0
-    if len(calls) > 1:
-        updates = np.array([outcomes.expected_update(policy, each) for each in calls])
-        error = np.sqrt(updates.var(axis=0, ddof=1).sum() / len(calls))
-        noise = 6 * float(error / np.linalg.norm(policy.gradient(k)))
-    return case(policy, outcomes, np.mean(calls, axis=0), k), noise
+    return case, noise
 
 
 def fit(cases: Sequence[Case], k: int, n: int, tolerance: float = EXACT) -> Fit | None:
@@ -107,11 +103,7 @@ def fit(cases: Sequence[Case], k: int, n: int, tolerance: float = EXACT) -> Fit 
         return None
     scales = [each.scale for each in cases]
     cosines = [each.cosine for each in cases]
-    constant = common_scale(
-        [np.array(each.update) for each in cases],
-        [np.array(each.gradient) for each in cases],
-        tolerance,
-    )
+    constant = common_scale(cases, tolerance)
     return Fit(
         max(each.bias for each in cases),
         (min(scales), max(scales)),
@@ -124,21 +116,21 @@ def fit(cases: Sequence[Case], k: int, n: int, tolerance: float = EXACT) -> Fit 
 
 
 def common_scale(
-    updates: Sequence[np.ndarray], gradients: Sequence[np.ndarray], tolerance: float = EXACT
+    cases: Sequence[Case], tolerance: float = EXACT, gradients: Sequence[np.ndarray] | None = None
 ) -> float | None:
-    """The s ≠ 0 with update = s · gradient in every case, or None."""
-    scales = [float(u @ g / (g @ g)) for u, g in zip(updates, gradients)]
-    middle = float(np.median(scales))
+    """The s ≠ 0 with update = s · gradient in every case, or None; of other gradients, if given."""
+    targets = np.array([each.gradient for each in cases] if gradients is None else gradients)
+    updates = np.array([each.update for each in cases])
+    middle = float(np.median((updates * targets).sum(axis=1) / (targets**2).sum(axis=1)))
     if abs(middle) < 1e-9:
         return None
-    off = [np.linalg.norm(u - middle * g) / np.linalg.norm(g) for u, g in zip(updates, gradients)]
-    return middle if max(off) < tolerance * max(1.0, abs(middle)) else None
+    off = np.linalg.norm(updates - middle * targets, axis=1) / np.linalg.norm(targets, axis=1)
+    return middle if off.max() < tolerance * max(1.0, abs(middle)) else None
 
 
 def drift(cases: Sequence[Case]) -> dict[float, float]:
     """Worst bias at each spread of the log-ratio, apart from the constant factor at spread 0."""
-    still = [each for each in cases if each.spread == 0]
-    scale = common_scale([np.array(c.update) for c in still], [np.array(c.gradient) for c in still])
+    scale = common_scale([each for each in cases if each.spread == 0])
     worst: dict[float, float] = {}
     for each in cases:
         gradient = (scale or 1.0) * np.array(each.gradient)
@@ -192,14 +184,13 @@ def other_objective(
 
     Tried: max@j for every other j ≤ n, and MaxRL's Σ_{j<n} max@j / j.
     """
-    updates = [np.array(each.update) for each in cases]
     tried = {f"max@{j}": [p.gradient(j) for p in policies] for j in range(1, n + 1) if j != k}
     if n > 2:
         tried["Σ_{j<n} max@j / j (MaxRL)"] = [
             np.sum([p.gradient(j) / j for j in range(1, n)], axis=0) for p in policies
         ]
     for name, gradients in tried.items():
-        scale = common_scale(updates, gradients)
+        scale = common_scale(cases, gradients=gradients)
         if scale is not None:
             return "the mean reward (max@1)" if name == "max@1" else name, scale
     return None

@@ -92,9 +92,6 @@ def all_outcomes(answers: int, n: int, *, limit: int = OUTCOMES, seed: int = 0) 
 
     Multisets are shown in a random order, so that a function that needs sorted input has no luck.
     They are right only for a function that treats samples alike; the caller checks that.
-
-    Raises:
-        ValueError: more multisets than `limit`.
     """
     if answers**n <= limit:
         draws = np.array(list(itertools.product(range(answers), repeat=n)))

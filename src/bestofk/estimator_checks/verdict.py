@@ -112,11 +112,11 @@ class Conformance:
         return render(self)
 
 
-def unusable(asked: Request, error: CannotCall) -> Conformance:
+def unusable(request: Request, error: CannotCall) -> Conformance:
     """The verdict on what could not be called."""
-    summary = f"unusable with n = {asked.n}: {error}"
+    summary = f"unusable with n = {request.n}: {error}"
     return Conformance(
-        asked.name, asked.k, asked.n, asked.off_policy, "unusable", summary,
+        request.name, request.k, request.n, request.off_policy, "unusable", summary,
         "", 0, True, None, None, (), (), (),
     )  # fmt: skip
 

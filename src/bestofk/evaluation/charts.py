@@ -108,11 +108,7 @@ def picture(draw: Callable[[Any], object]) -> str:
 
 
 def notebook_axes(ax: Any = None) -> Any:
-    """Axes to draw on: those given, or new ones in the style of the figures.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Axes to draw on: those given, or new ones in the style of the figures."""
     if ax is not None:
         return ax
     try:

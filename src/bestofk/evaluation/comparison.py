@@ -70,7 +70,7 @@ def compare(
     >>> a = samples([[0, 0, 0, 1]] * 12, name="a")
     >>> b = samples([[0, 1, 1, 1]] * 12, name="b")
     >>> compare([a, b], at=[1])[0].verdict
-    'b is better at k = 1 (+0.500) than a (12 problems, p ≤ 0.05).'
+    'b is better at k = 1 (+0.500 at k = 1) than a (12 problems, p ≤ 0.05).'
     """
     metrics = [metric] * len(runs) if isinstance(metric, str) else list(metric)
     for each in metrics:
@@ -222,7 +222,7 @@ def _findings(
             k,
             mean,
             p_value,
-            np.maximum(half, second.least) + POWER * tests.error,
+            np.maximum(half, second.smallest_gain) + POWER * tests.error,
             level,
             many,
             identical=bool((np.abs(gap) <= tie).all()),

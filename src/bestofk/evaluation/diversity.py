@@ -41,8 +41,7 @@ def diversity(
     """
     sizes = samples.sizes
     filled = np.flatnonzero(sizes > 0)
-    least = int(sizes[filled].min()) if filled.size else 0
-    m = least if m is None else m
+    m = int(min(sizes[filled], default=0)) if m is None else m
     notes: tuple[str, ...] = ()
     tables: dict[str, np.ndarray] = {}
     silent = float("nan")
@@ -99,17 +98,17 @@ def _by_answer(
     for problem in filled:
         span = samples.of(int(problem))
         answer, right = samples.answers[span], correct[span]
-        n, given = len(answer), answer >= 0
-        names, label, counts = np.unique(answer[given], return_inverse=True, return_counts=True)
+        n, answered = len(answer), answer >= 0
+        names, label, counts = np.unique(answer[answered], return_inverse=True, return_counts=True)
         rows["distinct"].append(expected_distinct(counts, n, m))
         effective = counts.sum() ** 2 / (counts**2).sum() if counts.size else np.nan
         rows["effective"].append(float(effective))
-        passing = np.bincount(label, right[given] == 1, len(names)) > 0
-        failing = np.bincount(label, right[given] == 0, len(names)) > 0
+        passing = np.bincount(label, right[answered] == 1, len(names)) > 0
+        failing = np.bincount(label, right[answered] == 0, len(names)) > 0
         conflicts += int((passing & failing).sum())
         rows["wrong"].append(expected_distinct(counts[failing & ~passing], n, m))
         rows["correct"].append(expected_distinct(counts[passing], n, m))
-        _, kinds = np.unique(answer[given & (right == 0)], return_counts=True)
+        _, kinds = np.unique(answer[answered & (right == 0)], return_counts=True)
         wrong, enough = int(kinds.sum()), kinds.sum() >= WRONG
         rows["among wrong"].append(expected_distinct(kinds, wrong, WRONG) if enough else np.nan)
     return {name: np.array(values) for name, values in rows.items()}, conflicts
@@ -122,17 +121,18 @@ def _compression(texts: tuple[str, ...]) -> float:
 
 def _surprise(samples: Samples, filled: np.ndarray, *, per_token: bool) -> np.ndarray | None:
     """Mean -log-probability of a problem's completions: estimates the policy's entropy."""
-    if samples.logprobs is None or (per_token and samples.tokens is None):
+    if samples.logprobs is None:
+        return None
+    weights = samples.tokens if per_token else np.ones(len(samples.logprobs))
+    if weights is None:
         return None
     means = np.full(len(filled), np.nan)
     for row, problem in enumerate(filled):
         span = samples.of(int(problem))
-        surprise = -samples.logprobs[span]
-        weight = samples.tokens[span] if per_token and samples.tokens is not None else None
-        known = np.isfinite(surprise) & (True if weight is None else weight > 0)
-        if known.any():
-            total = known.sum() if weight is None else weight[known].sum()
-            means[row] = surprise[known].sum() / total
+        surprise, weight = -samples.logprobs[span], weights[span]
+        counted_in = np.isfinite(surprise) & (weight > 0)
+        if counted_in.any():
+            means[row] = surprise[counted_in].sum() / weight[counted_in].sum()
     return means
 
 
@@ -163,5 +163,5 @@ def _mean(
     error = np.sqrt((units**2).sum() / (len(units) - 1) / len(units))
     half = t_quantile(0.5 + confidence / 2, len(units) - 1) * float(error)
     half *= float(allowance((finite - mean)[:, None], within, confidence)[0])
-    least, most = bounds or (0.0, np.inf)  # nothing here can be negative
-    return Measure(mean, max(mean - half, least), min(mean + half, most), count)
+    floor, ceiling = bounds or (0.0, np.inf)  # nothing here can be negative
+    return Measure(mean, max(mean - half, floor), min(mean + half, ceiling), count)

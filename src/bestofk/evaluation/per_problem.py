@@ -96,7 +96,6 @@ def values_by_k(
         rows: indices of the problems that count; each has at least k_max scored samples.
         price: of one draw, for retry@k; of one token, for retry@k:tokens.
     """
-    check_metric(metric)
     if metric.startswith(("pass", "atleast")):
         passes, live = passes_and_samples(samples, threshold)
         passes, live = passes[rows], live[rows]
@@ -153,8 +152,7 @@ def _what_is_used(
     samples: Samples, metric: Metric, rows: np.ndarray, threshold: float | None
 ) -> tuple[CurveOf, np.ndarray, dict[str, np.ndarray], np.ndarray]:
     """The curve of how one of k is chosen; and of the scored samples their rewards, what chooses by
-    its name, and the place of their problem in `rows`.
-    """
+    its name, and the place of their problem in `rows`."""
     rewards, groups, live = _scored(samples, rows)
     if metric in ("max@k", "mean"):
         return MAX.curve, rewards, {}, groups

@@ -65,11 +65,7 @@ class Population:
 
 def pair_of(people: Population, k: int, effect: float) -> np.ndarray:
     """(2, POOL) success probabilities on the same problems: of the population, and of one that is
-    better by `effect` in mean pass@k. Both are Beta distributed, with a Gaussian copula.
-
-    Raises:
-        ValueError: there is no room for such an effect.
-    """
+    better by `effect` in mean pass@k. Both are Beta distributed, with a Gaussian copula."""
     from scipy.optimize import brentq
     from scipy.special import betaincinv
 
@@ -279,11 +275,7 @@ def _from_pool(pool: np.ndarray) -> Draw:
 def width_of(
     draw: Draw, ends: tuple[float, float], confidence: float, seed: int
 ) -> Callable[[int], float]:
-    """The mean width of simulated intervals of `curve`, as a function of the number of problems.
-
-    Args:
-        ends: the range of the metric.
-    """
+    """The mean width of simulated intervals of `curve`, as a function of the number of problems."""
 
     @functools.cache
     def reached(problems: int) -> float:
@@ -318,11 +310,7 @@ def _gaps_of_pair(
 def _people_of(
     pilots: Sequence[Samples], metric: Metric, k: int, threshold: float | None, price: float
 ) -> Population:
-    """What a plan from pilots rests on, in words, and the effect of clusters.
-
-    Raises:
-        ValueError: there is no pilot.
-    """
+    """What a plan from pilots rests on, in words, and the effect of clusters."""
     if not pilots:
         raise ValueError(
             f"a plan for {metric} takes a pilot (--pilot FILE): how rewards, scores and answers go "
@@ -408,11 +396,7 @@ def power_of(
 
 
 def _least(reached: Callable[[int], float], enough: Callable[[float], bool]) -> int:
-    """The fewest problems that are enough, within one percent: by bisection.
-
-    Raises:
-        ValueError: more than ten million.
-    """
+    """The fewest problems that are enough, within one percent: by bisection."""
     low, high = 1, 2
     while not enough(reached(high)):
         low, high = high, high * 2

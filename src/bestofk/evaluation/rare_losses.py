@@ -29,17 +29,17 @@ GRID = np.arange(-6.0, 8.05, 0.1)
 
 
 @dataclass(frozen=True)
-class Guard:
+class RareLossTest:
     """What the differences allow once rare losses are thought of, per column."""
 
     p_value: np.ndarray
     interval: Interval
     """Excludes 0 exactly where p ≤ 1 - confidence."""
-    least: np.ndarray
+    smallest_gain: np.ndarray
     """The smallest mean difference that would pass, were the spread the same."""
 
 
-def rare_loss_test(gaps: np.ndarray, size: float, confidence: float) -> Guard:
+def rare_loss_test(gaps: np.ndarray, size: float, confidence: float) -> RareLossTest:
     """Test the columns of gaps (P, C).
 
     Args:
@@ -51,7 +51,7 @@ def rare_loss_test(gaps: np.ndarray, size: float, confidence: float) -> Guard:
     problems, columns = gaps.shape
     if problems < 2:
         ends = np.full(columns, size)
-        return Guard(np.ones(columns), Interval(-ends, ends), np.full(columns, np.inf))
+        return RareLossTest(np.ones(columns), Interval(-ends, ends), np.full(columns, np.inf))
     mean, centred = gaps.mean(axis=0), gaps - gaps.mean(axis=0)
     spread = np.sqrt((centred**2).mean(axis=0))
     skew = (centred**3).mean(axis=0) / np.where(spread > 1e-9 * size, spread, size) ** 3
@@ -61,10 +61,10 @@ def rare_loss_test(gaps: np.ndarray, size: float, confidence: float) -> Guard:
         _OneSide(problems, sign * mean, error, np.minimum(sign * skew, 0.0), size)
         for sign in (1.0, -1.0)
     )
-    return Guard(
+    return RareLossTest(
         p_value=np.where(mean < 0, down.p_value(), up.p_value()),
         interval=Interval(up.lower_end(level), -down.lower_end(level)),
-        least=np.where(mean < 0, down.least(level), up.least(level)),
+        smallest_gain=np.where(mean < 0, down.smallest_gain(level), up.smallest_gain(level)),
     )
 
 
@@ -100,8 +100,8 @@ class _OneSide:
         c = self.mean[:, None] + self.error[:, None] * GRID
         unseen = (self.size / (self.size + np.maximum(c, 0.0))) ** self.problems
         hidden = np.where(c >= 0, unseen * self.tail(-GRID), 0.0).max(axis=1)
-        seen = self.tail((self.mean / self.error)[:, None])[:, 0]
-        return np.minimum(1.0, np.maximum(2 * seen, hidden))
+        by_tail = self.tail((self.mean / self.error)[:, None])[:, 0]
+        return np.minimum(1.0, np.maximum(2 * by_tail, hidden))
 
     def lower_end(self, level: float) -> np.ndarray:
         """(C,) where p would be `level`, if differences were counted from there."""
@@ -110,7 +110,7 @@ class _OneSide:
         hidden = np.where(room < 1, (c + self.size) * room - self.size, np.inf).min(axis=1)
         return np.minimum(self.mean - self.error * self.quantile(level), hidden)
 
-    def least(self, level: float) -> np.ndarray:
+    def smallest_gain(self, level: float) -> np.ndarray:
         """(C,) the smallest mean whose lower end is 0."""
         room = (level / np.maximum(self.tail(-GRID), level)) ** (1 / self.problems)
         hidden = self.size * (1 / room - 1) - self.error[:, None] * GRID
@@ -125,4 +125,4 @@ def least_gain(error: float, problems: int, size: float, level: float) -> float:
     (0.284, 0.105)
     """
     one = np.array([max(error, 1e-9 * size)])
-    return float(_OneSide(problems, one, one, np.zeros(1), size).least(level)[0])
+    return float(_OneSide(problems, one, one, np.zeros(1), size).smallest_gain(level)[0])

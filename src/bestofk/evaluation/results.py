@@ -80,11 +80,7 @@ class Shown:
         return (plot_difference if self.signed else plot_curve)(self, ax)
 
     def place(self, k: int) -> int:
-        """The position of k in the arrays.
-
-        Raises:
-            ValueError: there is no such k.
-        """
+        """The position of k in the arrays."""
         places = np.flatnonzero(self.k == k)
         if not places.size:
             raise ValueError(

@@ -60,8 +60,8 @@ def sign_flip_tests(
     """
     problems, columns = gaps.shape
     mean, squares = gaps.mean(axis=0), (gaps**2).mean(axis=0)
-    least = LEAST_ERROR * size / problems
-    error = _errors(mean, squares, problems, least)
+    smallest_error = LEAST_ERROR * size / problems
+    error = _errors(mean, squares, problems, smallest_error)
     observed = np.abs(mean) / error
     exact = problems <= 30 and 2 ** (problems - 1) <= resamples
     count = 2 ** (problems - 1) if exact else resamples
@@ -74,7 +74,7 @@ def sign_flip_tests(
     times_reached, top = np.zeros(columns), np.empty(0)  # by the largest statistic of each flip
     for signs in _signs(problems, count, exact, pieces, rng):
         flipped = (signs @ narrow).astype(float) / problems
-        statistic = np.abs(flipped) / _errors(flipped, squares, problems, least)
+        statistic = np.abs(flipped) / _errors(flipped, squares, problems, smallest_error)
         largest = np.sort(statistic.max(axis=1))
         times_reached += len(largest) - np.searchsorted(largest, observed * (1 - TOLERANCE))
         top = np.sort(np.concatenate([top, largest]))[-rank - 1 :]
@@ -86,18 +86,18 @@ def sign_flip_tests(
     )
 
 
-def _errors(mean: np.ndarray, squares: np.ndarray, problems: int, least: float) -> np.ndarray:
-    """Standard errors of means whose second moment is `squares`, none below `least`."""
+def _errors(mean: np.ndarray, squares: np.ndarray, problems: int, floor: float) -> np.ndarray:
+    """Standard errors of means whose second moment is `squares`, none below `floor`."""
     variance = np.maximum(squares - mean**2, 0.0) / max(problems - 1, 1)
-    return np.maximum(np.sqrt(variance), least)
+    return np.maximum(np.sqrt(variance), floor)
 
 
 def _signs(
-    problems: int, count: int, exact: bool, most: int, rng: np.random.Generator
+    problems: int, count: int, exact: bool, at_once: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
     """Rows of ±1 (float32): all that differ by more than the sign of the whole, or a draw."""
-    for start in range(0, count, most):
-        rows = min(most, count - start)
+    for start in range(0, count, at_once):
+        rows = min(at_once, count - start)
         if exact:
             numbers = np.arange(start, start + rows)[:, None]
             bits = (numbers >> np.arange(problems)) & 1

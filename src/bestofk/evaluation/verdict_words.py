@@ -48,18 +48,15 @@ def spans(mask: np.ndarray) -> list[tuple[int, int]]:
     return [(int(start) + 1, int(stop)) for start, stop in zip(edges[::2], edges[1::2])]
 
 
-def at_k(mask: np.ndarray, k: np.ndarray | None = None) -> str:
+def at_k(mask: np.ndarray, k: np.ndarray) -> str:
     """The k where mask holds, in words.
 
-    Args:
-        k: of each entry of mask; by default 1, 2, 3, ...
-
-    >>> at_k(np.array([True, False, True, True]))
+    >>> at_k(np.array([True, False, True, True]), np.arange(1, 5))
     'k = 1 and k ≥ 3'
     >>> at_k(np.array([True, True]), np.array([1, 64]))
     'k = 1 and k = 64'
     """
-    if k is not None and not np.array_equal(k, np.arange(1, len(mask) + 1)):
+    if not np.array_equal(k, np.arange(1, len(mask) + 1)):
         return " and ".join(f"k = {each}" for each in k[mask])
     last = len(mask)
     parts = []
@@ -176,12 +173,12 @@ def methods(result: Any) -> str:
     passes = "" if limit is None else f" A reward of {limit:g} or more passes."
     guessed = [note for note in result.notes if ASSUMED in note]
     assumed = f" A range is assumed: {guessed[0].rpartition(';')[0]}." if guessed else ""
-    sure, drawn = percent(result.confidence), _drawn(result)
+    sure, units = percent(result.confidence), _drawn(result)
     if not result.signed:
         lost = f" Samples that could not be scored and are not counted: {result.unscored}."
         return (
             f"We report {result.metric}, {what}, on {problems} with {per_problem(result.n)} each."
-            f"{passes} {sure} intervals are over {drawn}, by a bounded bootstrap (Gaffke, 2005) "
+            f"{passes} {sure} intervals are over {units}, by a bounded bootstrap (Gaffke, 2005) "
             f"with {result.resamples:,} draws and seed {result.seed}, for rewards between "
             f"{result.bounds[0]:g} and {result.bounds[1]:g}.{assumed}"
             + lost
@@ -192,7 +189,7 @@ def methods(result: Any) -> str:
     return (
         f"We compare {result.b} with {result.a} in {result.metric}, {what}, paired by problem on "
         f"{problems} with {per_problem((*result.n_a, *result.n_b))} each.{passes} p-values and "
-        f"{sure} intervals come from one test. The signs of the differences of {drawn} are flipped "
+        f"{sure} intervals come from one test. The signs of the differences of {units} are flipped "
         f"({result.resamples:,} flips, seed {result.seed}), and the largest studentised mean is "
         f"the reference (max-T, Westfall and Young{scope}). A second test allows for rare losses "
         f"as large as the range of rewards; the larger p-value and the wider interval "
@@ -288,8 +285,9 @@ def verdict(
     for word, mask in (("better", sure & (difference > 0)), ("worse", sure & (difference < 0))):
         if mask.any():
             top = int(np.where(mask, np.abs(difference), -1.0).argmax())
-            where = f" at k = {k[top]}" if mask.sum() > 1 else ""
-            parts.append(f"{word} at {at_k(mask, k)} ({difference[top]:+.{places}f}{where})")
+            parts.append(
+                f"{word} at {at_k(mask, k)} ({difference[top]:+.{places}f} at k = {k[top]})"
+            )
     text = f"{b} is {', '.join(parts)} than {a} ({problems}, {how})"
     if not sure.all():
         text += f"; no significant difference at {at_k(~sure, k)}"

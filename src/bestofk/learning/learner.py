@@ -71,7 +71,7 @@ class Learner:
         stop_grad_norm: float = math.inf,
         max_new_tokens: int | None = None,
         temperature: float = 1.0,
-        tokens_per_micro_batch: int | None = 16_384,
+        tokens_per_micro_batch: int | None = gpu.GpuSettings.tokens,
         layout: str = "auto",
         precision: str = "fp32",
         gradient_checkpointing: bool = False,

@@ -29,7 +29,7 @@ from .columns import (
     settle,
 )
 from .packing import BadFile
-from .records import Progress, locate, quiet, records
+from .records import Progress, locate, no_progress, records
 from .run_names import run_name
 from .sample_arrays import Samples
 
@@ -59,7 +59,7 @@ def read(
     encoding: str = "utf-8",
     judge: str | None = None,
     cluster: str | None = None,
-    progress: Progress = quiet,
+    progress: Progress = no_progress,
 ) -> Samples:
     """All samples of a file, streamed; `metadata` says which format and mapping were used.
 
@@ -116,6 +116,7 @@ def _gathered(loop: _Records, name: str, notes: tuple[str, ...]) -> Samples:
     columns = dict(mapped.columns)
     if np.isnan(gathered.column("score")).all():
         columns.pop("score", None)
+        gathered.numbers["score"] = array("d")
     metadata = {
         **{column: value for column, (_, value) in loop.uniform.items()},
         "path": str(loop.file),
@@ -333,8 +334,6 @@ class _Columns:
         def ordered(role: str) -> Any:
             return self.column(role)[order] if self.numbers[role] else None
 
-        scores = ordered("score")
-
         return Samples(
             name=name,
             problems=tuple(names),
@@ -342,7 +341,7 @@ class _Columns:
             offsets=np.concatenate([[0], np.cumsum(np.bincount(problem))]).astype(np.int64),
             rewards=np.array(self.reward)[order],
             answers=ordered("answer"),
-            scores=None if scores is None or np.isnan(scores).all() else scores,
+            scores=ordered("score"),
             tokens=ordered("n_tokens"),
             logprobs=ordered("logprob_sum"),
             turns=ordered("turns"),
@@ -356,12 +355,7 @@ class _Columns:
 
 
 def check_samples(file: Path, samples: _Columns, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Notes on a file that was read; answers that tell nothing are removed from it.
-
-    Raises:
-        BadFile: a sample that is there twice; a file written twice; the reference answers were
-            taken for the samples' answers.
-    """
+    """Notes on a file that was read; answers that tell nothing are removed from it."""
     problem, reward = np.array(samples.problem), np.array(samples.reward)
     numbers, answer = samples.column("sample_id"), samples.column("answer")
     if len(numbers):

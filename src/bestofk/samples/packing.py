@@ -20,8 +20,9 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
-GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
-BZIP2, XZ = b"BZh", b"\xfd7zX"
+ZSTD, ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zX": lzma.open}
+"""By how a file begins: gzip, bzip2, xz."""
 MOST_UNPACKED, MOST_RATIO = 64_000_000, 50
 """Bytes that any packed file may unpack to, and how many times its size a larger one may."""
 LIMIT = "BESTOFK_MAX_UNPACKED"
@@ -50,10 +51,7 @@ def most_unpacked(packed: int) -> float:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """
-    Raises:
-        BadFile: a file has unpacked to more bytes than it may.
-    """
+    """Raise where a file has unpacked to more bytes than it may."""
     packed = path.stat().st_size
     if size > (limit := most_unpacked(packed)):
         raise BadFile(
@@ -64,12 +62,9 @@ def check_unpacked(path: Path, size: int) -> None:
         )
 
 
-def bounded(path: Path, stream: Any) -> IO[bytes]:
-    """A stream that is unpacked while it is read, up to the bound."""
-    return io.BufferedReader(_Bounded(path, stream), 1 << 16)
-
-
 class _Bounded(io.RawIOBase):
+    """A stream that is unpacked while it is read, up to the bound."""
+
     def __init__(self, path: Path, stream: Any) -> None:
         self.path, self.stream, self.size = path, stream, 0
 
@@ -84,26 +79,16 @@ class _Bounded(io.RawIOBase):
 
 
 def unpacked(path: Path, raw: IO[bytes]) -> Any:
-    """The stream of an open file, unpacked where it is gzip, bzip2, xz or zstd.
-
-    Raises:
-        BadFile: zstd without the package for it; an archive; later, `check_unpacked`.
-    """
+    """The stream of an open file, unpacked where it is gzip, bzip2, xz or zstd."""
     head = raw.read(4)
     raw.seek(0)
-    if head.startswith(GZIP):
-        return bounded(path, gzip.GzipFile(fileobj=raw))
-    if head.startswith(BZIP2):
-        return bounded(path, bz2.BZ2File(raw))
-    if head.startswith(XZ):
-        return bounded(path, lzma.LZMAFile(raw))
-    if head.startswith(ZSTD):
-        tool = package("zstandard", "zstd", path)
-        unpacker = tool.ZstdDecompressor()
-        return bounded(path, unpacker.stream_reader(raw, read_across_frames=True))
     if head.startswith(ZIP):
         raise BadFile(path, None, "this is a zip archive: unpack it, or name an inspect log .eval")
-    return raw
+    stream = next((start(raw) for magic, start in OPENERS.items() if head.startswith(magic)), None)
+    if head.startswith(ZSTD):
+        unpacker = package("zstandard", "zstd", path).ZstdDecompressor()
+        stream = unpacker.stream_reader(raw, read_across_frames=True)
+    return raw if stream is None else io.BufferedReader(_Bounded(path, stream), 1 << 16)
 
 
 def unpacking_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
@@ -154,11 +139,7 @@ class Archive:
         raise BadFile(self.path, None, "a zip archive without an inspect log in it")
 
     def load(self, name: str) -> Any:
-        """An entry.
-
-        Raises:
-            BadFile: it is damaged, encrypted, packed in an unknown way, not JSON, or too large.
-        """
+        """An entry."""
         try:
             return json.loads(self._read(name))
         except BadFile:

@@ -39,15 +39,15 @@ KINDS = (".json", ".eval", *TABLES)
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 
 
-def quiet(position: int, total: int) -> None:
-    """Progress for nobody."""
+def no_progress(position: int, total: int) -> None:
+    """What is told where nobody looks on."""
 
 
 def records(
     path: Path,
     *,
     encoding: str = "utf-8",
-    progress: Progress = quiet,
+    progress: Progress = no_progress,
     only: Container[int] | None = None,
 ) -> Numbered:
     """(line, record) of every record; the row number, from 1, for Parquet and inspect logs.
@@ -81,7 +81,7 @@ def table_rows(
     path: Path,
     *,
     encoding: str = "utf-8",
-    progress: Progress = quiet,
+    progress: Progress = no_progress,
     only: Container[int] | None = None,
 ) -> Numbered:
     """(line, row) of a table, whatever its rows are: JSON lines, CSV, TSV, Parquet."""
@@ -136,11 +136,7 @@ def tables(folder: Path) -> dict[Path, str]:
 
 
 def shards(path: Path) -> list[Path]:
-    """The parts of one run in a folder, in the order of their numbers; [] where there are none.
-
-    Raises:
-        BadFile: parts of several runs, parts beside other files, a part missing or there twice.
-    """
+    """The parts of one run in a folder, in the order of their numbers; [] where there are none."""
     for folder in (path, path / "data") if path.is_dir() else ():
         files = tables(folder)
         matches = {file: match for file, stem in files.items() if (match := SHARD.fullmatch(stem))}
@@ -282,7 +278,7 @@ def _bad_json(path: Path, line: int | None, text: str, error: Exception) -> BadF
 
 
 def json_document(path: Path, encoding: str = "utf-8") -> Any:
-    text = "".join(text for _, text in lines(path, encoding, quiet))
+    text = "".join(text for _, text in lines(path, encoding, no_progress))
     try:
         return json.loads(text)
     except (RecursionError, ValueError) as error:
@@ -401,8 +397,7 @@ def _log_samples(path: Path, samples: Any, spec: Mapping[str, Any]) -> Numbered:
 
 def _newest_log(folder: Path) -> Path | None:
     """The newest of the logs in a folder, if all are of one task and model; None without logs."""
-    about: dict[str, Path] = {}
-    created: dict[tuple[str, str], Path] = {}
+    specs: dict[Path, dict[str, Any]] = {}
     logs = sorted(folder.glob("*.eval")) or (
         [] if tables(folder) else sorted(folder.glob("*.json"))
     )
@@ -416,12 +411,13 @@ def _newest_log(folder: Path) -> Path | None:
                 spec = _log_spec(json.loads(log.read_bytes()))
             if not spec:
                 continue
-        about[f"{spec.get('task')} on {spec.get('model')}"] = log
-        created[str(spec.get("created", "")), log.name] = log
+        specs[log] = spec
+    about = {f"{spec.get('task')} on {spec.get('model')}": log for log, spec in specs.items()}
     if len(about) > 1:
         named = "; ".join(f"{log.name}: {evaluated}" for evaluated, log in about.items())
         raise BadFile(folder, None, f"logs of several evaluations: name one of them ({named})")
-    return created[max(created)] if created else None
+    by_age = sorted(specs, key=lambda log: (str(specs[log].get("created", "")), log.name))
+    return by_age[-1] if by_age else None
 
 
 def _standard_input() -> Path:

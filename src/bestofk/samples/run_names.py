@@ -11,11 +11,7 @@ from .records import KINDS, locate, without_packing
 
 
 def named_paths(arguments: Sequence[str]) -> list[tuple[str, Path]]:
-    """Name and path of each argument, a file of samples or a folder.
-
-    Raises:
-        ValueError: none; a name used twice. FileNotFoundError: there is no such path.
-    """
+    """Name and path of each argument, a file of samples or a folder."""
     if not arguments:
         raise ValueError("name at least one run folder or file of samples")
     pairs = [split_name(argument) for argument in arguments]

@@ -44,20 +44,17 @@ def plain(record: Record, columns: Columns) -> SampleFields:
     yield fields
 
 
-def the_only(names: Sequence[str], overrides: Columns, found: str) -> str:
+def the_only(names: Sequence[str], overrides: Columns, problem: str) -> str:
     """The column of the reward: the one that was named, or the only one there is.
 
     Args:
-        found: what the names are, with {} in their place.
-
-    Raises:
-        ValueError: it was not named, and there are several or none.
+        problem: what the names are, with {} in their place.
     """
     if "reward" in overrides:
         return overrides["reward"]
     if len(names) != 1:
         listed, first = ", ".join(names) or "none", names[0] if names else "..."
-        raise ValueError(f"{found.format(listed)}: choose one with --map reward={first}")
+        raise ValueError(f"{problem.format(listed)}: choose one with --map reward={first}")
     return names[0]
 
 
@@ -233,8 +230,8 @@ def lighteval_metric(record: Record, overrides: Columns) -> Choice:
     metrics = [name for name, value in record["metric"].items() if _is_number(value)]
     many = len(_texts(record)) > 1
     counted = [name for name in metrics if many and COUNTED.fullmatch(name)]
-    found = f"the document has {len(metrics)} metrics ({{}})"
-    reward = the_only(counted[:1] or metrics, overrides, found)
+    problem = f"the document has {len(metrics)} metrics ({{}})"
+    reward = the_only(counted[:1] or metrics, overrides, problem)
     note = (
         f"lighteval keeps one {reward} per document: the passes are counted from it, "
         "with scores of 0 and 1"
@@ -427,10 +424,9 @@ def trl_reward(record: Record, overrides: Columns) -> Choice:
         and isinstance(value, int | float)
         and not isinstance(value, bool)
     ]
-    found = "TRL logs one column per reward function and not their weights; this file has {}"
-    return {
-        "reward": the_only(["reward"] if "reward" in numeric else numeric, overrides, found)
-    }, ()
+    problem = "TRL logs one column per reward function and not their weights; this file has {}"
+    names = ["reward"] if "reward" in numeric else numeric
+    return {"reward": the_only(names, overrides, problem)}, ()
 
 
 OURS = (

@@ -136,11 +136,7 @@ def unscored_without_score(
     verdicts: Sequence[Sequence[Verdict]], objective: Objective
 ) -> list[list[Verdict]]:
     """The verdicts of a run whose objective chooses by scores. A sample without one is unscored:
-    nobody knows whether it would be chosen.
-
-    Raises:
-        ValueError: no sample of the batch has a score.
-    """
+    nobody knows whether it would be chosen."""
     judged = [verdict for row in verdicts for verdict in row if verdict.status != "unscored"]
     if judged and all(verdict.score is None for verdict in judged):
         raise ValueError(
@@ -240,9 +236,6 @@ def ratio_statistics(
     progress: float,
 ) -> dict[str, float]:
     """How far the policy has moved from the samples of a coming step, over all processes.
-
-    Args:
-        log_ratio, live: (P, n).
 
     Returns:
         log_ratio_std, log_ratio_max; truncated (the share above `truncate`); ess, the effective
@@ -351,11 +344,7 @@ class JudgingAside:
         self._running.append(self._thread.submit(self._judge_waiting))
 
     def collect(self, groups: Sequence[Group]) -> list[list[Verdict]]:
-        """The verdicts of these groups; waits for them, and judges those never submitted.
-
-        Raises:
-            Exception: the first that the verifier raised.
-        """
+        """The verdicts of these groups; waits for them, and judges those never submitted."""
         running, self._running = self._running, []
         verdicts = {place: row for each in running for place, row in each.result().items()}
         verdicts |= self._judged([group for group in groups if id(group) not in verdicts])

@@ -51,11 +51,8 @@ def check(config: Config) -> Objective:
 def _check_sections(config: Config) -> None:
     """What settings of a section need of each other."""
     model, sampling = config.model, config.sampling
-    options, zone, limit = (
-        model.advanced,
-        config.task.advanced.overlong_tokens,
-        sampling.max_new_tokens,
-    )
+    options = model.advanced
+    zone, limit = config.task.advanced.overlong_tokens, sampling.max_new_tokens
     for name, value in leaves(config):
         if SECRET.search(name.rpartition(".")[2]) and isinstance(value, str):
             raise ValueError(
@@ -199,11 +196,7 @@ ALWAYS_SHOWN = ("max@k", "pass@k", "subsets@k")
 
 
 def metrics_of(section: EvaluationSection, objective: Objective) -> list[Metric]:
-    """The metrics to evaluate beside pass@k and max@k: the objective's own first.
-
-    Raises:
-        ValueError: there is no such metric, or it has no place in a run.
-    """
+    """The metrics to evaluate beside pass@k and max@k: the objective's own first."""
     own = [term.metric for term in reversed(objective.terms)]
     for each in section.metrics:
         check_metric(each)
@@ -254,11 +247,7 @@ def claim_of_run(objective: Objective, loss: Loss, off: OffPolicySection) -> tup
 
 
 def cautions(config: Config, objective: Objective, weights: int | None = None) -> list[str]:
-    """What a user should read once, before the run.
-
-    Args:
-        weights: Of the model, where they are known.
-    """
+    """What a user should read once, before the run."""
     notes = [f"{t.text}: {t.entry.caution}" for t in objective.terms if t.entry.caution]
     claim, why = claim_of_run(objective, config.loss, config.off_policy)
     if claim == "biased":

@@ -16,7 +16,7 @@ from bestofk.learning import Learner
 from bestofk.messages import is_quiet
 from bestofk.objectives import Objective
 from bestofk.tasks import Split
-from bestofk.training.display import Display, patient
+from bestofk.training.display import Display, say_while_waiting
 from bestofk.training.processes import Processes
 from bestofk.training.resolve import RunSettings
 from bestofk.training.setup import RunParts
@@ -94,11 +94,12 @@ class StepContext:
             spent = time.perf_counter() - began
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
-    def patient(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
+    def while_compiling(self, step: int, what: str) -> contextlib.AbstractContextManager[None]:
         """In the first step of this process on a GPU: words while kernels compile."""
-        first = self.steps_taken == 0 and self.learner.device.type == "cuda"
-        shown = first and self.processes.main and not is_quiet()
-        return patient(self.display.say, f"step {step}: {what}", is_on=shown)
+        compiles = self.steps_taken == 0 and self.learner.device.type == "cuda"
+        if not compiles or not self.processes.main or is_quiet():
+            return contextlib.nullcontext()
+        return say_while_waiting(self.display.say, f"step {step}: {what}")
 
     def of_any(self, message: str) -> str:
         """A message that any process has; every process gets the same."""

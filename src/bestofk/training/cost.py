@@ -117,11 +117,7 @@ def evaluated(section: EvaluationSection, steps: int) -> int:
 
 
 def memory_lines(settings: RunSettings, prompt: int | None) -> list[str]:
-    """Bytes by purpose.
-
-    Args:
-        prompt: tokens of a prompt, where they are known.
-    """
+    """Bytes by purpose."""
     model, shape = settings.model, settings.facts.shape
     if not shape:
         return ["memory: not known without it"]

@@ -7,7 +7,6 @@ import shutil
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -66,26 +65,26 @@ class Pace:
 
     def __init__(self, steps: int, evaluate_every: int) -> None:
         self.steps, self.evaluate_every = steps, evaluate_every
-        self._spent, self._done = defaultdict[str, float](float), Counter[str]()
-        self._last, self._last_evaluated = 0.0, -1
+        self._spent = {"step": 0.0, "evaluation": 0.0}
+        self._taken: dict[str, set[int]] = {"step": set(), "evaluation": set()}
+        """The steps after which one ended: several sets are one evaluation."""
+        self._last = 0.0
 
     def start(self, now: float) -> None:
         self._last = now
 
     def take(self, kind: Literal["step", "evaluation"], step: int, now: float) -> None:
-        """What has ended now began when the last one ended; several sets are one evaluation."""
+        """What has ended now began when the last one ended."""
         self._spent[kind] += now - self._last
+        self._taken[kind].add(step)
         self._last = now
-        if kind == "step" or step != self._last_evaluated:
-            self._done[kind] += 1
-        if kind == "evaluation":
-            self._last_evaluated = step
 
     def seconds_to_go(self, step: int) -> float:
         every = self.evaluate_every
         evaluations = -(-self.steps // every) - step // every if every else 0
         to_go = {"step": self.steps - step, "evaluation": evaluations}
-        return sum(self._spent[kind] / max(self._done[kind], 1) * to_go[kind] for kind in to_go)
+        mean = {kind: self._spent[kind] / max(len(self._taken[kind]), 1) for kind in to_go}
+        return sum(mean[kind] * to_go[kind] for kind in to_go)
 
 
 def step_line(
@@ -93,7 +92,7 @@ def step_line(
 ) -> str:
     """One step in one line: as many facts as fit into a terminal of this width, else all."""
     parts = [
-        f"step {line['step']}/{steps}  {clock(eta)} to go  reward {rewards_text(line, k)}",
+        f"step {line['step']}/{steps}  {clock(eta)} to go  {rewards_text(line, k)}",
         groups_text(line),
         f"entropy {number(line.get(metrics.ENTROPY))}",
         speed(line),
@@ -107,7 +106,7 @@ def step_line(
 
 def rewards_text(line: Mapping[str, Any], k: int) -> str:
     names = dict.fromkeys((metrics.REWARD, metrics.PASS_1, f"max@{k}"))
-    return "  ".join(f"{name} {number(line.get(name))}" for name in names).removeprefix("reward ")
+    return "  ".join(f"{name} {number(line.get(name))}" for name in names)
 
 
 def groups_text(line: Mapping[str, Any]) -> str:
@@ -187,11 +186,8 @@ FIRST_WORD, NEXT_WORD = 5.0, 15.0
 
 
 @contextlib.contextmanager
-def patient(say: Callable[[str], None], what: str, *, is_on: bool) -> Iterator[None]:
+def say_while_waiting(say: Callable[[str], None], what: str) -> Iterator[None]:
     """Say now and then that something still goes on: the first step compiles its kernels."""
-    if not is_on:
-        yield
-        return
     over, began = threading.Event(), time.monotonic()
 
     def watch() -> None:

@@ -70,7 +70,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Work:
+class LargestBatch:
     """The largest micro-batch, when every completion has its full length."""
 
     tokens: float
@@ -83,7 +83,7 @@ class Work:
     @classmethod
     def cut(
         cls, sampling: SamplingSection, parts: int, prompt: float, budget: float, *, even: bool
-    ) -> Work:
+    ) -> LargestBatch:
         """Of a batch in so many parts, with at most `budget` tokens at once."""
         rows, new = sampling.prompts_per_step * sampling.samples_per_prompt, sampling.max_new_tokens
         rows //= parts
@@ -131,13 +131,18 @@ def footprint(
     }
     if shape is None:
         return held | {"gradients": 4.0 * trained}
+    from bestofk.learning.gpu import GpuSettings, tokens_that_fit
+
     copy = 2.0 * weights if reduced and (not frozen or options.lora_nf4) else 0.0
     planned = held["weights"] + 12.0 * trained + (copy or (0.0 if frozen else 2.0 * weights))
-    tokens = options.tokens_per_micro_batch or _budget(
-        shape, planned, card, checkpointing=options.gradient_checkpointing
-    )
-    work = Work.cut(sampling, mini_batches, prompt, tokens, even=card is not None)
-    phases = _learning(shape, work, model, trained, card)
+    fitting = GpuSettings.tokens
+    if card is not None:
+        sizes = shape.hidden, shape.inner, shape.layers
+        lean = options.gradient_checkpointing
+        fitting = tokens_that_fit(*sizes, planned, card, checkpointing=lean)
+    tokens = options.tokens_per_micro_batch or fitting
+    batch = LargestBatch.cut(sampling, mini_batches, prompt, tokens, even=card is not None)
+    phases = _learning(shape, batch, model, trained, card)
     ours = sampling.engine in ("auto", "group")
     if card is not None and ours:
         held |= {"copy to sample from": copy}
@@ -152,17 +157,8 @@ def footprint(
     return held | max(phases, key=lambda part: sum(part.values()))
 
 
-def _budget(shape: Shape, held: float, card: float | None, *, checkpointing: bool) -> float:
-    if card is None:
-        return 16_384
-    from bestofk.learning.gpu import tokens_that_fit
-
-    sizes = (shape.hidden, shape.inner, shape.layers)
-    return tokens_that_fit(*sizes, held, card, checkpointing=checkpointing)
-
-
 def _learning(
-    shape: Shape, work: Work, model: ModelSection, trained: float, card: float | None
+    shape: Shape, batch: LargestBatch, model: ModelSection, trained: float, card: float | None
 ) -> list[dict[str, float]]:
     """What is held at the end of a forward pass, in the first layer of the backward pass and, of a
     step's only micro-batch, at its end."""
@@ -173,21 +169,21 @@ def _learning(
     all_trained = trained == shape.parameters
     on_gpu = card is not None
     compiled = on_gpu and reduced and shape.parameters >= WORTH
-    layer = _kept(shape, work, reduced=reduced, frozen=bool(rank), compiled=compiled)
+    layer = _kept(shape, batch, reduced=reduced, frozen=bool(rank), compiled=compiled)
     if not (on_gpu and reduced):  # keys and values are gathered for each row
-        context = work.rows * (work.prompt + work.new)
-        layer += context * (2 * shape.queries + work.new) * (2 if reduced else 4)
+        context = batch.rows * (batch.prompt + batch.new)
+        layer += context * (2 * shape.queries + batch.new) * (2 if reduced else 4)
     saved, recomputed = layer * (shape.layers + 1), 0.0  # one more: what backward makes of one
     if model.advanced.gradient_checkpointing:
         state = 2 if rank and reduced else 4
-        saved, recomputed = work.tokens * state * shape.hidden * shape.layers, 2 * layer
+        saved, recomputed = batch.tokens * state * shape.hidden * shape.layers, 2 * layer
     casts = 2.0 * shape.linear if reduced and all_trained else 0.0
-    at_once = min(LOGITS if on_gpu else CHUNK, work.rows * work.new * shape.vocabulary)
+    at_once = min(LOGITS if on_gpu else CHUNK, batch.rows * batch.new * shape.vocabulary)
     logits = at_once * (20.0 if not on_gpu else 6.0 if reduced else 8.0)
     head = 4.0 * shape.head if all_trained else 0.0
     if on_gpu and reduced and all_trained:
         head += 2.0 * shape.head  # its weights in bfloat16
-    gradients = 4.0 * trained if work.several else 0.0
+    gradients = 4.0 * trained if batch.several else 0.0
     twice = 4.0 * shape.head if all_trained and shape.tied else 0.0  # the embedding's, to be added
     return [
         {"gradients": gradients, "activations": saved + casts, "logits and head": logits + head},
@@ -196,13 +192,15 @@ def _learning(
     ]
 
 
-def _kept(shape: Shape, work: Work, *, reduced: bool, frozen: bool, compiled: bool) -> float:
+def _kept(
+    shape: Shape, batch: LargestBatch, *, reduced: bool, frozen: bool, compiled: bool
+) -> float:
     """Bytes that a layer keeps for its backward pass, without each row's context."""
     if compiled:
         each = 8 * shape.hidden if frozen else 10 * shape.hidden
-        return work.tokens * (each + 4 * (shape.queries + shape.keys) + 6 * shape.inner)
+        return batch.tokens * (each + 4 * (shape.queries + shape.keys) + 6 * shape.inner)
     each = 20 * shape.hidden if frozen else 28 * shape.hidden
-    return work.tokens * (each + (4 if reduced else 8) * (shape.queries + 2 * shape.inner))
+    return batch.tokens * (each + (4 if reduced else 8) * (shape.queries + 2 * shape.inner))
 
 
 def _engine(

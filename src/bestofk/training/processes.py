@@ -221,7 +221,7 @@ def watching(folder: Path, processes: Processes) -> Iterator[None]:
         while not over.wait(WATCH_SECONDS):
             gone = dead(locks_of_others)
             if gone is not None and not over.wait(0.2):
-                message = farewell(gone, processes, folder)
+                message = death_message(gone, processes, folder)
                 print(f"bestofk train: {message}", file=sys.stderr, flush=True)
                 os._exit(1)
 
@@ -235,7 +235,7 @@ def watching(folder: Path, processes: Processes) -> Iterator[None]:
         gone = dead(locks_of_others)
         if gone is None or isinstance(error, ValueError):
             raise
-        raise ProcessDied(farewell(gone, processes, folder)) from error
+        raise ProcessDied(death_message(gone, processes, folder)) from error
     finally:
         over.set()
         os.close(own)
@@ -253,7 +253,7 @@ def dead(locks: Mapping[int, int]) -> int | None:
     return None
 
 
-def farewell(gone: int, processes: Processes, folder: Path) -> str:
+def death_message(gone: int, processes: Processes, folder: Path) -> str:
     return (
         f"process {gone} of {processes.size} died; process {processes.rank} stops too. Its last "
         f"messages are above or in its log; the last checkpoint is intact: --resume {folder}"

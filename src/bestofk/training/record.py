@@ -30,7 +30,7 @@ from bestofk.training.processes import Processes
 from bestofk.training.resolve import RunSettings
 from bestofk.training.setup import RunParts
 from bestofk.training.validation import pass_threshold
-from bestofk.types import ALMOST_ONE, ENDINGS, Conversation, Verdict, reaches
+from bestofk.types import ALMOST_ONE, ENDINGS, Verdict, reaches
 
 
 def metrics_line(
@@ -40,7 +40,8 @@ def metrics_line(
     settings, step, seconds = context.settings, context.state.step, context.seconds
     tokens = [[each.drawn for each in group.trajectories] for group in batch.groups]
     talks = [each.conversation for group in batch.groups for each in group.trajectories]
-    gathered = context.processes.gather((batch.verdicts, tokens, turn_counts(talks)))
+    turns = [(t.ended_by, t.turns, t.tool_calls, t.tool_errors) for t in talks if t]
+    gathered = context.processes.gather((batch.verdicts, tokens, turns))
     verdicts = [row for part in gathered for row in part[0]]
     lengths = np.concatenate([np.array(part[1]) for part in gathered])
     objective, progress = settings.objective, (step - 1) / settings.run.steps
@@ -64,7 +65,7 @@ def metrics_line(
         metrics.LENGTH: float(lengths.mean()),
         metrics.AT_LENGTH_LIMIT: float((lengths >= settings.sampling.max_new_tokens).mean()),
         metrics.SAMPLED_TOKENS: int(lengths.sum()),
-        **turn_statistics(sum((part[2] for part in gathered), Counter())),
+        **turn_statistics([each for part in gathered for each in part[2]]),
         metrics.REFILLED: batch.refilled,
         **stats,
         metrics.SECONDS: dict(seconds),
@@ -72,26 +73,19 @@ def metrics_line(
     }
 
 
-def turn_counts(talks: Iterable[Conversation | None]) -> Counter[str]:
-    """Turns, tool calls, errors and endings of trajectories with an environment."""
-    counts = Counter[str]()
-    for talk in filter(None, talks):
-        counts[talk.ended_by] += 1
-        for name in (metrics.TURNS, metrics.TOOL_CALLS, metrics.TOOL_ERRORS):
-            counts[f"{name} in all"] += getattr(talk, name)
-    return counts
+def turn_statistics(talks: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Means per trajectory, and the share of each ending; nothing without an environment.
 
-
-def turn_statistics(counts: Mapping[str, int]) -> dict[str, Any]:
-    """Means per trajectory, and the share of each ending; nothing without an environment."""
-    ended = {name: counts[name] for name in ENDINGS if counts.get(name)}
-    rows = sum(ended.values())
-    if not rows:
+    Args:
+        talks: how each ended; its turns, tool calls and tool errors.
+    """
+    if not talks:
         return {}
-    means = (metrics.TURNS, metrics.TOOL_CALLS, metrics.TOOL_ERRORS)
-    return {name: counts.get(f"{name} in all", 0) / rows for name in means} | {
-        metrics.ENDED_BY: {name: count / rows for name, count in ended.items()}
-    }
+    endings, *counts = zip(*talks, strict=True)
+    names = (metrics.TURNS, metrics.TOOL_CALLS, metrics.TOOL_ERRORS)
+    shares = {name: endings.count(name) / len(talks) for name in ENDINGS if name in endings}
+    means = {name: sum(count) / len(talks) for name, count in zip(names, counts, strict=True)}
+    return {**means, metrics.ENDED_BY: shares}
 
 
 def nothing_learnt(line: Mapping[str, Any], steps: int, batch: RolloutBatch) -> str:
@@ -298,11 +292,7 @@ def environment() -> dict[str, Any]:
 
 
 def model_card(settings: RunSettings, task: Task, lines: Sequence[Mapping[str, Any]]) -> str:
-    """README.md of the final model.
-
-    Args:
-        lines: metrics of the run.
-    """
+    """README.md of the final model."""
     steps = max((line["step"] for line in lines), default=0)
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     data = f"{task.name} ({task.summary or settings.task.name})"

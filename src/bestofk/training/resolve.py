@@ -259,10 +259,12 @@ def look_at_model(section: ModelSection, *, dry: bool) -> ModelFacts:
     """The model's shape and tokenizer; no weights are read."""
     path, options = section.path, section.advanced
     how: Any = {"trust_remote_code": options.trust_remote_code, "revision": options.revision}
+    shape = None
     try:
         from bestofk import models
 
         shape = models.describe(path, **how)
+        tokenizer = models.load_tokenizer(path, chat_template=options.chat_template, **how)
     except ModuleNotFoundError as error:
         if not dry:
             raise ValueError(f"training needs {error.name}: pip install 'bestofk[train]'") from None
@@ -270,13 +272,7 @@ def look_at_model(section: ModelSection, *, dry: bool) -> ModelFacts:
     except (OSError, ValueError) as error:
         if not dry:
             raise
-        return unread(path, error)
-    try:
-        tokenizer = models.load_tokenizer(path, chat_template=options.chat_template, **how)
-    except (OSError, ValueError):
-        if not dry:
-            raise
-        tokenizer = None
+        return ModelFacts(shape=shape) if shape else unread(path, error)
     return ModelFacts(shape=shape, tokenizer=tokenizer)
 
 

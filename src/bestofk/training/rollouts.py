@@ -81,7 +81,7 @@ class Rollouts:
         seed = context.seed("train", step, attempt)
         with (
             context.timed("sample"),
-            context.patient(step, "sampling"),
+            context.while_compiling(step, "sampling"),
             self.agreement.whole_policy(),
         ):
             if not hasattr(source, "stream"):
@@ -108,13 +108,13 @@ class Rollouts:
 
     @cached_property
     def _aside(self) -> JudgingAside:
-        return JudgingAside(self.context.parts.judge)
+        return JudgingAside(self.context.parts.sets[0].judge)
 
     def judge(self, groups: Sequence[Group]) -> list[list[Verdict]]:
         """A verdict for each completion; groups that were sampled first may have theirs already."""
         settings, is_streamed = self.context.settings, hasattr(self.source, "stream")
         with self.context.timed("judge"):
-            judge = self._aside.collect if is_streamed else self.context.parts.judge
+            judge = self._aside.collect if is_streamed else self.context.parts.sets[0].judge
             verdicts = judge(groups)
             if "scores" in self.context.objective.needs:
                 verdicts = unscored_without_score(verdicts, self.context.objective)
@@ -183,11 +183,7 @@ class Rollouts:
             again = True
 
     def _wait_for_server(self, lost: str) -> None:
-        """Wait for a server that was lost: it has none of our weights then. All processes call it.
-
-        Raises:
-            ServerLost: it does not come back, or comes back and fails again and again.
-        """
+        """Wait for a server that was lost and so has none of our weights. All processes call it."""
         self.sampler.version, self.times_lost, gone = None, self.times_lost + 1, ""
         if self.times_lost == ATTEMPTS:
             raise ServerLost(f"{lost}; it answers, and failed {ATTEMPTS} times in a row")
@@ -206,7 +202,7 @@ def is_server_lost(batch: Future[RolloutBatch]) -> bool:
     return isinstance(batch.exception(), ServerLost)
 
 
-def done(value: Any) -> Future[Any]:
+def finished(value: Any) -> Future[Any]:
     """A future that has its result."""
     future: Future[Any] = Future()
     future.set_result(value)
@@ -217,4 +213,4 @@ class InTurns:
     """An executor that does at once what is submitted."""
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        return done(function(*args))
+        return finished(function(*args))

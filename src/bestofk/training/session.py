@@ -30,7 +30,7 @@ from bestofk.training.processes import Processes, StopSignal, watching
 from bestofk.training.record import title
 from bestofk.training.resolve import RunSettings
 from bestofk.training.resume import open_folder, restore, take_plan
-from bestofk.training.rollouts import Rollouts, done
+from bestofk.training.rollouts import Rollouts, finished
 from bestofk.training.setup import make_parts
 from bestofk.training.task_setup import make_sets
 from bestofk.training.validation import evaluate
@@ -62,20 +62,21 @@ class Session:
 
         Ends after the last step, or when any process was asked to leave, with a checkpoint.
         """
-        run = self.context.settings.run
+        run, evaluation = self.context.settings.run, self.context.settings.evaluation
         while not self.leaving():
             self.context.seconds = {}
             self.rollouts.recover()
             self.rollouts.refresh()
-            if self._evaluation_due():
+            is_due = self._due(evaluation.every) and not self.context.state.is_validated
+            if is_due and (self.context.state.step or evaluation.at_start):
                 self._evaluate()
             if self._due(run.checkpoint_every):
-                self._save()
+                self.save()
             if self.context.state.step >= run.steps or self.recorder.ended:
                 return
             yield self.context.state.step + 1
         self.rollouts.drop_lost()
-        self._save()
+        self.save()
 
     def leaving(self) -> bool:
         """Whether any process was asked to leave; every process gets the same answer."""
@@ -85,7 +86,7 @@ class Session:
     def learning(self, step: int, batch: RolloutBatch) -> Iterator[None]:
         """Around the optimiser steps: a step that fails leaves its batch in the run's folder."""
         try:
-            with self.context.timed("learn"), self.context.patient(step, "learning"):
+            with self.context.timed("learn"), self.context.while_compiling(step, "learning"):
                 yield
         except NonFinite as error:
             raise ValueError(
@@ -93,19 +94,13 @@ class Session:
                 f"{self.recorder.failure(step, batch, error)}; the last checkpoint is intact; in "
                 "a new run, lower optimizer.learning_rate or set objective_options.truncate"
             ) from error
-        self._check_weights(step, batch)
-
-    def _check_weights(self, step: int, batch: RolloutBatch) -> None:
-        """Raise where a step has made a weight NaN or infinite, before anything is saved."""
-        name = self.context.of_any(unsound_weight(self.context.learner.model) or "")
-        if not name:
-            return
-        error = ValueError(f"the weight {name} is not finite after step {step}")
-        raise ValueError(
-            f"{error}; nothing of this step is saved but its batch, in "
-            f"{self.recorder.failure(step, batch, error)}; the last checkpoint is intact; in a "
-            "new run, lower optimizer.learning_rate"
-        )
+        if name := self.context.of_any(unsound_weight(self.context.learner.model) or ""):
+            unsound = ValueError(f"the weight {name} is not finite after step {step}")
+            raise ValueError(
+                f"{unsound}; nothing of this step is saved but its batch, in "
+                f"{self.recorder.failure(step, batch, unsound)}; the last checkpoint is intact; in "
+                "a new run, lower optimizer.learning_rate"
+            )
 
     def _check_gap(self, step: int, batch: RolloutBatch, gap: float) -> None:
         """Raise where the groups of a step were not drawn from the policy the learner scored."""
@@ -148,11 +143,6 @@ class Session:
         signal = None if self.is_complete else self.stop.signal
         return TrainingEnd(self.recorder.run.path, self.context.state.step, signal)
 
-    def _evaluation_due(self) -> bool:
-        state, evaluation = self.context.state, self.context.settings.evaluation
-        has_begun = state.step > 0 or evaluation.at_start
-        return has_begun and self._due(evaluation.every) and not state.is_validated
-
     def _due(self, every: int) -> bool:
         """Whether something done every so many steps is due now; always at the end."""
         step, last = self.context.state.step, self.context.settings.run.steps
@@ -186,16 +176,9 @@ class Session:
         context.state = replace(context.state, validated=step, best=best)
         self.recorder.show_evaluations(lines)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """A checkpoint of the step done, with the batches that are drawn."""
         self.recorder.checkpoint([each.result() for each in self.rollouts.queue])
-
-    def server_lost(self, error: ServerLost) -> ServerLost:
-        """Save the run whose server is gone; the error with the way to resume it."""
-        self._save()
-        return ServerLost(
-            f"{error}\n{max(self.recorder.saved, 0)} steps are saved; resume with: bestofk train "
-            f"--resume {self.recorder.run.path}"
-        )
 
 
 @contextlib.contextmanager
@@ -236,7 +219,7 @@ def open_session(
             write_atomically(run.path / "config.toml", to_toml(settings.recipe))
         display = Display(processes, run_section.steps, settings.objective.k, evaluation.every)
         context = StepContext(settings, processes, parts, display, state)
-        rollouts = Rollouts(context, deque(map(done, queue)))
+        rollouts = Rollouts(context, deque(map(finished, queue)))
         recorder = Recorder(context, run, state.step if stored else -1, callback=callback)
         session = Session(context, rollouts, recorder, stop)
         notes = [*settings.notes, *repeated_prompts(settings.sampling, len(stream))]
@@ -248,7 +231,11 @@ def open_session(
         try:
             yield session
         except ServerLost as error:
-            raise session.server_lost(error) from None
+            session.save()
+            raise ServerLost(
+                f"{error}\n{max(recorder.saved, 0)} steps are saved; resume with: bestofk train "
+                f"--resume {run.path}"
+            ) from None
         finally:
             if isinstance(parts.sampler, WeightHolder):
                 parts.sampler.close()

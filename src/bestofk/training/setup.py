@@ -17,7 +17,7 @@ from bestofk.precision import PRECISIONS
 from bestofk.sampling import Sampler
 from bestofk.training.processes import Processes, check_shards
 from bestofk.training.resolve import RunSettings
-from bestofk.training.task_setup import EvaluationSet, JudgeGroups
+from bestofk.training.task_setup import EvaluationSet
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,6 @@ class RunParts:
     @property
     def task(self) -> tasks.Task:
         return self.sets[0].task
-
-    @property
-    def judge(self) -> JudgeGroups:
-        return self.sets[0].judge
 
 
 def make_parts(

@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bestofk import tasks
 from bestofk.config import TaskAdvanced, TaskSection
 from bestofk.environments.author_class import EnvironmentClasses, OwnReward, load_environment
@@ -29,20 +27,38 @@ from bestofk.training.processes import Processes
 from bestofk.training.resolve import ModelFacts, RunSettings
 from bestofk.types import Group, Prompt, Verdict, Verifier, reaches
 
-JudgeGroups = Callable[[Sequence[Group]], list[list[Verdict]]]
-"""Judges whole groups as one batch."""
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Prompts that a policy is evaluated on, and who judges them."""
+
+    name: str
+    """Empty for the run's own task."""
+    task: tasks.Task
+    verifier: Verifier
+    guard: UnscoredGuard
+    split: str
+
+    def judge(self, groups: Sequence[Group]) -> list[list[Verdict]]:
+        """Judge whole groups as one batch."""
+        if not groups:
+            return []
+        verdicts = judge_groups(groups, self.verifier)
+        self.guard.check(verdict for row in verdicts for verdict in row)
+        return verdicts
 
 
-def make_task(
+def make_set(
+    name: str,
     section: TaskSection,
     settings: RunSettings,
     own: Verifier | None = None,
     processes: Processes | None = None,
     *,
     splits: Sequence[str],
-) -> tuple[tasks.Task, JudgeGroups, Verifier]:
-    """The task, the function that judges its groups, and the verifier that does: `own`, or what the
-    section names. Prompts that leave the model no room for an answer are left out.
+) -> EvaluationSet:
+    """The task of a section, judged by `own` or what the section names; evaluated on the last of
+    the splits. Prompts that leave the model no room for an answer are left out.
 
     Args:
         section: the run's own, or that of a further set.
@@ -53,7 +69,6 @@ def make_task(
     task = make_prompts(section, threshold=threshold, seed=seed, say=say)
     task = with_fitting_prompts(task, settings.facts, settings.sampling.max_new_tokens)
     judge: Any = make_verifier(section, task) if own is None else own
-    guard = UnscoredGuard(section.advanced.unscored_share)
     task = with_accepted_references(task, judge, say=say, processes=processes)
     if section.scorer:
         judge = scored_by(judge, verifier(section.scorer, **section.scorer_options))
@@ -68,15 +83,8 @@ def make_task(
     if say and isinstance(judge, BatchVerifier):
         for line in judge.notes(task.split(section.split)[:64]):
             say_aside(line)
-
-    def judge_safely(groups: Sequence[Group]) -> list[list[Verdict]]:
-        if not groups:
-            return []
-        verdicts = judge_groups(groups, judge)
-        guard.check(verdict for row in verdicts for verdict in row)
-        return verdicts
-
-    return task, judge_safely, judge
+    guard = UnscoredGuard(section.advanced.unscored_share)
+    return EvaluationSet(name, task, judge, guard, splits[-1])
 
 
 def ways_to_watch(judge: Verifier, held_out: str | None, kl: float) -> list[str]:
@@ -93,18 +101,6 @@ def ways_to_watch(judge: Verifier, held_out: str | None, kl: float) -> list[str]
                                                     "judge does not"])  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EvaluationSet:
-    """Prompts that a policy is evaluated on, and who judges them."""
-
-    name: str
-    """Empty for the run's own task."""
-    task: tasks.Task
-    judge: JudgeGroups
-    verifier: Verifier
-    split: str
-
-
 def make_sets(
     settings: RunSettings,
     processes: Processes,
@@ -118,11 +114,11 @@ def make_sets(
     if environment is not None:
         verifier = judge_of(environment, section, verifier)
     splits = [section.split, *([evaluation.split] if evaluation.every else [])]
-    task, judge, chosen = make_task(section, settings, verifier, processes, splits=splits)
+    sets = [make_set("", section, settings, verifier, processes, splits=splits)]
+    task = sets[0].task
     if processes.main:
-        for line in ways_to_watch(chosen, section.held_out, settings.loss.kl):
+        for line in ways_to_watch(sets[0].verifier, section.held_out, settings.loss.kl):
             say_aside(line)
-    sets = [EvaluationSet("", task, judge, chosen, evaluation.split)]
     for name, source in evaluation.sets.items() if evaluation.every else ():
         is_task = source in tasks.TASKS
         further = section_of(source, section, task)
@@ -130,7 +126,7 @@ def make_sets(
         split = "test" if "test" in names else names[-1]
         further = further.changed(split=split, advanced=TaskAdvanced())
         own = verifier if isinstance(verifier, OwnReward) or not is_task else None
-        sets.append(EvaluationSet(name, *make_task(further, settings, own, splits=[split]), split))
+        sets.append(make_set(name, further, settings, own, splits=[split]))
     return tuple(sets)
 
 
@@ -169,35 +165,21 @@ def make_prompts(
         threshold, seed: a reward that passes there; of the order of what is kept.
         say: prints a line.
     """
-    chosen, options = dict(section.options), section.advanced
+    chosen = dict(section.options)
     if section.name == "dataset" and section.verifier:
         chosen.setdefault("verifier", section.verifier)  # its rows keep every field then
     elif section.name == "dataset" and section.environment:
         chosen.setdefault("verifier", f"environment:{section.environment}")  # so do these
     task = tasks.task(section.name, **chosen)
-    if options.pass_rates is None:
+    if section.advanced.pass_rates is None:
         return task
-    low, high = options.pass_rate_range
-    return with_pass_rates(
-        task,
-        section.split,
-        options.pass_rates,
-        low=low,
-        high=high,
-        threshold=1.0 if threshold is None else threshold,
-        seed=seed,
-        say=say,
-    )
+    return with_pass_rates(task, section, threshold=threshold, seed=seed, say=say)
 
 
 def judge_of(
     environment: EnvironmentClasses, task: TaskSection, verifier: Verifier | None
 ) -> Verifier | None:
-    """Who judges with this environment; None for the verifier that the section names.
-
-    Raises:
-        ValueError: nobody does, or both the environment and a verifier would.
-    """
+    """Who judges with this environment; None for the verifier that the section names."""
     if not environment.has_rewards:
         if verifier is None and task.name == "dataset" and not task.verifier:
             raise ValueError(
@@ -221,11 +203,7 @@ def task_judge_environment(
     **options: Any,
 ) -> tuple[Task, Any, EnvironmentClasses | None]:
     """What a section names, to sample on it: the task, who judges (`own`, where that is not the
-    environment), and what answers the model, where anything does.
-
-    Args:
-        options: of `make_prompts`.
-    """
+    environment), and what answers the model, where anything does."""
     if environment is None and section.environment:
         environment = load_environment(section.environment)
     if environment is not None:
@@ -248,33 +226,22 @@ def make_verifier(section: TaskSection, task: tasks.Task) -> BatchVerifier:
 
 def with_pass_rates(
     task: Task,
-    split: str,
-    file: str,
+    section: TaskSection,
     *,
-    low: float,
-    high: float,
-    threshold: float = 1.0,
+    threshold: float | None = None,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Task:
-    """The task with only those prompts in a split whose pass rate in a file lies in [low, high].
-
-    Args:
-        file: samples of prompts of this split, for example from `bestofk eval MODEL --task NAME
-            --split train`; rows are matched with prompts by id. A prompt without a scored sample
-            there is left out.
-
-    Raises:
-        ValueError: no prompt of the split is in the file, or none lies in the range.
-    """
+    """The task with only those prompts in the split to train on whose pass rate in the section's
+    file of samples lies in its range; a prompt without a scored sample there is left out."""
     from bestofk.samples import read
 
+    split, file = section.split, str(section.advanced.pass_rates)
+    low, high = section.advanced.pass_rate_range
     samples = read(file)
-    passed = samples.count(reaches(samples.rewards, threshold))
-    rates = np.divide(
-        passed, samples.live, out=np.full(len(passed), np.nan), where=samples.live > 0
-    )
-    rate_of = dict(zip(samples.problems, rates.tolist()))
+    passes = samples.count(reaches(samples.rewards, 1.0 if threshold is None else threshold))
+    counts = zip(samples.problems, passes.tolist(), samples.live.tolist())
+    rate_of = {problem: passed / live for problem, passed, live in counts if live}
 
     def make(name: str) -> Split:
         built = task.make(name)
@@ -289,8 +256,8 @@ def with_pass_rates(
             elif low <= rate <= high:
                 in_range.append(prompt)
             else:
-                why = f"its pass rate in {file} is outside [{low:g}, {high:g}]"
-                task.left_out[prompt.id] = why
+                outside = f"its pass rate in {file} is outside [{low:g}, {high:g}]"
+                task.left_out[prompt.id] = outside
         if not in_range:
             raise ValueError(
                 f"task.advanced.pass_rates: {rated} of {len(built)} prompts of split "
@@ -308,11 +275,7 @@ def with_pass_rates(
 
 
 def with_fitting_prompts(task: Task, model: ModelFacts, new: int) -> Task:
-    """The task without prompts that leave the model fewer than `new` positions for an answer.
-
-    Raises:
-        ValueError: when a split is made, for more than a tenth of its prompts.
-    """
+    """The task without prompts that leave the model fewer than `new` positions for an answer."""
     context, tokenizer = model.shape.get("context"), model.tokenizer
     if context is None:
         return task
@@ -371,10 +334,6 @@ def with_accepted_references(
 
     Verdicts are kept in the user's cache folder, by what is judged and how: a second start judges
     nothing.
-
-    Args:
-        say: prints a line.
-        processes: each judges a part.
     """
     if getattr(judge, "name", "") != "code":
         return task
