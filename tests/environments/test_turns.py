@@ -510,6 +510,11 @@ def test_environments_that_cannot_be_used_say_why():
         as_environment(type("Made", (), {**methods, "__init__": lambda self, path: None}))
     with pytest.raises(ValueError, match=r"Held has at_once = 0: .* at least 1"):
         as_environment(type("Held", (), {**methods, "at_once": 0}))
+    for source in ("__main__:Typed", f"{__name__}:test.<locals>.Here"):
+        with pytest.raises(
+            ValueError, match=r"resume=FOLDER, environment=...\)\), or move it into"
+        ):
+            load_environment(source)
     with pytest.raises(ValueError, match=r"'guess.py' names no class: write guess.py:Class"):
         as_environment("guess.py")
     with pytest.raises(ValueError, match="an environment is a class, a list of functions"):

@@ -43,6 +43,12 @@ def load_function(path: str, what: str = "verifier") -> Any:
         module = importlib.import_module(source) if file is None else _module_of_file(file)
         return getattr(module, name)
     except AttributeError:
+        if source == "__main__" or "<" in name:  # <lambda>, <locals>
+            raise ValueError(
+                f"cannot load {what} {path!r}: a script or a function defined it, where no import "
+                "finds it: state it again in Python (bestofk.train(..., resume=FOLDER, "
+                f"{'reward' if what == 'verifier' else what}=...)), or move it into a file"
+            ) from None
         rest = unknown(f"name in {source}", name, [key for key in vars(module) if key[0] != "_"])
         raise ValueError(f"cannot load {what} {path!r}: {rest}") from None
     except ModuleNotFoundError as error:

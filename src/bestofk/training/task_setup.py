@@ -214,14 +214,8 @@ def task_judge_environment(
 
 def make_verifier(section: TaskSection, task: tasks.Task) -> BatchVerifier:
     """The verifier that the config names, or the task's own."""
-    name = section.verifier or task.verifier
-    if "<" in name:  # <lambda>, <locals>
-        raise ValueError(
-            f"the reward of this run is the Python function {name}, which cannot be imported by "
-            "its name: state it again, bestofk.train(..., resume=FOLDER, reward=FUNCTION)"
-        )
     own = {} if section.verifier else task.verifier_options
-    return verifier(name, **{**own, **section.verifier_options})
+    return verifier(section.verifier or task.verifier, **{**own, **section.verifier_options})
 
 
 def with_pass_rates(
