@@ -82,12 +82,6 @@ class Runs:
         chosen = {(a, s): v for name in arms for (a, s), v in self.values.items() if a == name}
         return Runs(self.ks, chosen, self.seconds)
 
-    def until(self, step: int) -> Runs:
-        """Evaluations up to a step."""
-        return Runs(
-            self.ks, {key: v for key, v in self.values.items() if key[1] <= step}, self.seconds
-        )
-
     def joined(self, other: Runs, names: dict[str, str]) -> Runs:
         """With arms of another study, under new names, in front."""
         values = {(names[a], s): v for (a, s), v in other.values.items() if a in names}

@@ -203,45 +203,32 @@ def _with(fn: Callable[..., Array], *fixed: Any) -> Callable[..., Array]:
 K, N = 4, 6
 _PKPO = "arXiv:2505.15201, listing 1"
 _MAXK = "arXiv:2510.23393"
-THEIRS: tuple[PublishedEstimator, ...] = (
-    PublishedEstimator("PKPO s", _PKPO, _with(pkpo_s, K), K, N),
-    PublishedEstimator("PKPO loo", _PKPO, _with(pkpo_loo, K), K, N),
-    PublishedEstimator("PKPO loo-1", _PKPO, _with(pkpo_loo_minus_one, K), K, N),
-    PublishedEstimator("rLLM pkpo", "rllm-org/rllm PR 743", _with(rllm_pkpo, K), K, N),
-    PublishedEstimator(
-        "maxrl repository pkpo", "tajwarfahim/maxrl", _with(maxrl_repository_pkpo, K), K, N
-    ),
-    PublishedEstimator(
-        "Pass@k Training, released code",
-        "RUCAIBox/Passk_Training passk_adv.py",
-        _with(passk_training_released, K),
-        K,
-        N,
-    ),
-    PublishedEstimator(
-        "the same without its σ", "", _with(passk_training_released, K, False), K, N
-    ),
-    PublishedEstimator(
-        "verl grpo_passk", "verl core_algos.py, arXiv:2503.19595", verl_grpo_passk, K, K
-    ),
-    PublishedEstimator("verl grpo_passk, std off", "", _with(verl_grpo_passk, False), K, K),
-    PublishedEstimator(
-        "EasyR1 grpo_passk before its fix", "hiyouga/EasyR1 issue 585", easyr1_before_fix, K, K
-    ),
-    PublishedEstimator("BoN-max mean", f"arXiv:2412.15287 in {_MAXK}", bon_max_mean, K, K),
-    PublishedEstimator(
-        "BoN-max second, next distinct", f"{_MAXK}, appendix A", bon_max_next_distinct, K, K
-    ),
+_RELEASED = "RUCAIBox/Passk_Training passk_adv.py"
+THEIRS = tuple(
+    PublishedEstimator(name, source, fn, K, n)
+    for name, source, fn, n in (
+        ("PKPO s", _PKPO, _with(pkpo_s, K), N),
+        ("PKPO loo", _PKPO, _with(pkpo_loo, K), N),
+        ("PKPO loo-1", _PKPO, _with(pkpo_loo_minus_one, K), N),
+        ("rLLM pkpo", "rllm-org/rllm PR 743", _with(rllm_pkpo, K), N),
+        ("maxrl repository pkpo", "tajwarfahim/maxrl", _with(maxrl_repository_pkpo, K), N),
+        ("Pass@k Training, released code", _RELEASED, _with(passk_training_released, K), N),
+        ("the same without its σ", "", _with(passk_training_released, K, False), N),
+        ("verl grpo_passk", "verl core_algos.py, arXiv:2503.19595", verl_grpo_passk, K),
+        ("verl grpo_passk, std off", "", _with(verl_grpo_passk, False), K),
+        ("EasyR1 grpo_passk before its fix", "hiyouga/EasyR1 issue 585", easyr1_before_fix, K),
+        ("BoN-max mean", f"arXiv:2412.15287 in {_MAXK}", bon_max_mean, K),
+        ("BoN-max second, next distinct", f"{_MAXK}, appendix A", bon_max_next_distinct, K),
+    )
 )
-THEIRS_OFF: tuple[PublishedEstimator, ...] = (
-    PublishedEstimator(
-        "max@k paper, first order", f"{_MAXK}, section 3.3", _with(first_order, K), K, N, True
-    ),
-    PublishedEstimator("max@k paper, Listing 3", "as printed", _with(listing_3, K), K, N, True),
-    PublishedEstimator(
-        "Listing 3, input sorted", "by the caller", _with(listing_3_sorted, K), K, N, True
-    ),
-    PublishedEstimator("own ratio only", "a ratio in the loss", _with(own_ratio, K), K, N, True),
+THEIRS_OFF = tuple(
+    PublishedEstimator(name, source, _with(fn, K), K, N, off_policy=True)
+    for name, source, fn in (
+        ("max@k paper, first order", f"{_MAXK}, section 3.3", first_order),
+        ("max@k paper, Listing 3", "as printed", listing_3),
+        ("Listing 3, input sorted", "by the caller", listing_3_sorted),
+        ("own ratio only", "a ratio in the loss", own_ratio),
+    )
 )
 OURS: tuple[PublishedEstimator, ...] = tuple(
     PublishedEstimator(f"`{text}`", "", objective(text), k, n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def with_intervals(gaps: Sequence[np.ndarray]) -> list[list[str]]:
     return [[difference(float(gap), next(halves)) for gap in each.mean(axis=0)] for each in gaps]
 
 
-def beside(values: Mapping[tuple[str, ...], np.ndarray], control: np.ndarray) -> list[list[str]]:
+def beside(values: Mapping[Any, np.ndarray], control: np.ndarray) -> list[list[str]]:
     """Rows of names and means of (problems, columns), each mean with its difference to the
     control."""
     gaps = {names: each - control for names, each in values.items()}

@@ -8,6 +8,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -234,8 +235,8 @@ def test_claims_on_programs_and_maths() -> None:
     shares = {}
     for name in ("4", "16"):
         arm = f"exact, region below the floor, {name} ahead"
-        ends = [x for x in evaluations.lines_of("staleness") if (x["arm"], x["step"]) == (arm, 50)]
-        shares[name] = np.mean([share < 0.5 for x in ends for share in x["shares"][4:]])
+        runs = [x for x in evaluations.lines_of("staleness") if (x["arm"], x["step"]) == (arm, 50)]
+        shares[name] = np.mean([share < 0.5 for x in runs for share in x["shares"][4:]])
     claim = "{:.0%} of the steps at 4 ahead and {:.0%} of those at 16 ahead were below the floor"
     says("research/off-policy.md", claim.format(*shares.values()))
 
@@ -589,16 +590,18 @@ def test_a_run_that_the_limit_stops_goes_on_from_its_checkpoint(
     monkeypatch.setattr(run, "HERE", tmp_path)
     words = ["small", "--jobs", "1", "--work", str(tmp_path / "w"), "--out", str(tmp_path / "c")]
     monkeypatch.setattr(sys, "argv", ["run.py", *words, "--arms", "grpo*"])
-    (log,) = [tmp_path / "w" / "small" / "grpo__once-0.log"]
+    log = tmp_path / "w" / "small" / "grpo__once-0.log"
 
-    def first_step(*_: object) -> None:  # the limit
-        while not (log.exists() and "step 1/60" in log.read_text(encoding="utf-8")):
+    def first_step(*_arguments: object) -> None:  # the limit
+        for _ in range(60_000):
+            if log.exists() and "step 1/60" in log.read_text(encoding="utf-8"):
+                return
             time.sleep(0.01)
 
     with monkeypatch.context() as stopped:
         wait = run.Study.join
-        limits = iter([first_step, wait, wait])
-        stopped.setattr(run.Study, "join", lambda *words: next(limits)(*words))
+        limits: list[Callable[..., None]] = [wait, wait, first_step]
+        stopped.setattr(run.Study, "join", lambda *words: limits.pop()(*words))
         assert run.main() == 1
     assert "1 left, 0 did not end well" in capsys.readouterr().out
     assert not run.kept(tmp_path / "c" / "small.parquet")
