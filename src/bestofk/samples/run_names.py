@@ -40,7 +40,7 @@ def split_name(argument: str) -> tuple[str | None, Path]:
     missing = Path(argument.rpartition("=")[2])
     siblings = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
     raise FileNotFoundError(
-        f"no such file or folder: {missing}; {did_you_mean(missing.name, siblings)}State run "
+        f"no such file or folder: {missing}; {did_you_mean(missing.name, siblings)}state run "
         "folders or files of samples, each PATH or NAME=PATH; draw samples from a model or an "
         "endpoint with bestofk sample"
     )

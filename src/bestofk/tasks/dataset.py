@@ -188,7 +188,8 @@ class _Declaration:
         if name is None:
             raise ValueError(
                 f"verifier {self.verifier!r} compares with an answer, and none of the fields is "
-                f"known to hold one ({', '.join(row)}): name it with answer"
+                f"known to hold one ({', '.join(row)}): name it by task.options.answer, or "
+                "judge by a function of yours (task.verifier = file.py:function)"
             )
         return name
 
@@ -199,8 +200,8 @@ class _Declaration:
         name = first_field(row, QUESTIONS)
         if name is None:
             raise ValueError(
-                f"none of the fields is known to hold a question ({', '.join(row)}): name it "
-                'with prompt="{field}"'
+                f"none of the fields is known to hold a question ({', '.join(row)}): name it by "
+                f'task.options.prompt, in Python prompt=, for example "{{{next(iter(row), "q")}}}"'
             )
         if name == "instruction" and row.get("input"):  # Alpaca's
             return "{instruction}\n\n{input}"
