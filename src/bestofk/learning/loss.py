@@ -172,10 +172,7 @@ def step_rows(
     old: LogProbs | None,
     reference: LogProbs | None,
 ) -> StepRows:
-    """What `Learner.step` was given, as arrays over the groups, or an error that says what lacks.
-
-    Rows of weight 0 are left out of the computation unless KL or entropy wants them.
-    """
+    """What `Learner.step` was given as arrays over the groups, or an error that says what lacks."""
     shape = (len(groups), same_size(groups))
     weight = np.asarray(weights, dtype=np.float64)
     alive = np.ones(shape, dtype=bool) if live is None else np.asarray(live, dtype=bool)

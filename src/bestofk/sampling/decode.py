@@ -362,32 +362,22 @@ def draw_groups(
     texts = [encode(sampler.tokenizer, prompt) for prompt in prompts]
     groups: dict[int, Group] = {}
     for p, rows in sampler.continue_from(texts, draws, sampling):
-        trajectories = tuple(
-            trajectory(ids, log_probs, sampler.tokenizer, sampler.ends, sampling.stop)
-            for ids, log_probs in rows
-        )
-        groups[p] = Group(prompts[p], trajectories, texts[p], sampling.temperature)
+        members = trajectories(rows, sampler.tokenizer, sampler.ends, sampling.stop)
+        groups[p] = Group(prompts[p], tuple(members), texts[p], sampling.temperature)
     return [groups[p] for p in range(len(prompts))]
 
 
-def trajectory(
-    tokens: np.ndarray,
-    log_probs: np.ndarray,
-    tokenizer: Any,
-    ends: frozenset[int],
-    stop: Sequence[str],
-    text: str | None = None,
-) -> Trajectory:
-    """What was drawn, with its text: without the ending token, and up to the first stop string.
-
-    Args:
-        text: of the tokens without the ending one, where it is known already.
-    """
-    if text is None:
-        (text,) = texts_of(tokenizer, [without_end(tokens, ends)])
-    text, is_cut = up_to_stop(text, stop)
-    reason: FinishReason = "stop" if is_cut or int(tokens[-1]) in ends else "length"
-    return Trajectory(tokens, log_probs=log_probs, text=text, finish_reason=reason)
+def trajectories(
+    rows: Sequence[Drawn], tokenizer: Any, ends: frozenset[int], stop: Sequence[str]
+) -> list[Trajectory]:
+    """What was drawn, with its text: without the ending token, and up to the first stop string."""
+    result = []
+    texts = texts_of(tokenizer, [without_end(ids, ends) for ids, _ in rows])
+    for (ids, log_probs), full_text in zip(rows, texts):
+        text, is_cut = up_to_stop(full_text, stop)
+        reason: FinishReason = "stop" if is_cut or int(ids[-1]) in ends else "length"
+        result.append(Trajectory(ids, log_probs=log_probs, text=text, finish_reason=reason))
+    return result
 
 
 def without_end(ids: Any, ends: Collection[int]) -> Any:

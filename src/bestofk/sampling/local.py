@@ -24,10 +24,7 @@ def local_sampler(
 ) -> Sampler:
     """The group engine where the model is on CUDA, else transformers' own passes.
 
-    Args:
-        max_rows: completions decoded at once, at most.
-        precision: "fp32" or "bf16"; by default that of the weights.
-        copied: the model's tensors are other ones at each call (FSDP2's gathered copy).
+    For the arguments see `GroupSampler`; precision is by default that of the weights.
     """
     weight = next(model.parameters())
     if not weight.is_cuda or weight.dtype is torch.float16:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.sampling.decode import texts_of, tokens_of_stop, trajectory, without_end
+from bestofk.sampling.decode import texts_of, tokens_of_stop, trajectories
 from bestofk.sampling.engine.group_engine import GroupEngine
 from bestofk.sampling.engine.operands import EMPTY
 from bestofk.sampling.engine.slots import SlotTable
@@ -180,14 +180,13 @@ class Scheduler:
     def _trajectories(
         self, complete: list[int], fetched: Fetched
     ) -> Iterator[tuple[int, list[Trajectory]]]:
-        n, ends = self.sampling.n, self.ends
+        n = self.sampling.n
         lengths = [self.lengths[p * n + i] for p in complete for i in range(n)]
         tokens, log_probs = fetched()
-        sampled = [ids[:length] for ids, length in zip(tokens, lengths)]
-        texts = texts_of(self.tokenizer, [without_end(ids, ends) for ids in sampled])
-        trajectories = [
-            trajectory(ids, values[: len(ids)], self.tokenizer, ends, self.sampling.stop, text)
-            for ids, values, text in zip(sampled, log_probs, texts)
+        rows = [
+            (ids[:length], values[:length])
+            for ids, values, length in zip(tokens, log_probs, lengths)
         ]
+        members = trajectories(rows, self.tokenizer, self.ends, self.sampling.stop)
         for i, p in enumerate(complete):
-            yield p, trajectories[i * n : (i + 1) * n]
+            yield p, members[i * n : (i + 1) * n]
