@@ -414,6 +414,8 @@ def test_best_of_a_model_here_ends_as_solve_does() -> None:
         ([{"x": "a"}], {"vote": True}, "name it prompt"),
         ([{"prompt": "a"}], {"verifier": lambda completion, key: 1.0}, "takes key"),
         (["a"], {"verifier": "maths:"}, "cannot load"),
+        (["a"], {"verifier": "maths"}, "prompt 0: verifier 'maths' compares with an answer"),
+        (["a"], {"scorer": "exact"}, "prompt 0: verifier 'exact' compares with an answer"),
     ],
 )
 def test_what_best_of_cannot_work_with_is_told(prompts: Any, options: Any, said: str) -> None:
