@@ -233,6 +233,14 @@ def test_a_report_shows_every_metric_and_scores_in_lists_are_no_scores(tmp_path,
     assert "no column with numbers was read for them" in capsys.readouterr().err
 
 
+def test_one_sample_of_a_vote_and_of_a_choice_differ_by_nothing_not_by_rounding():
+    rewards = RNG.integers(0, 2, (30, 7)) * 1.0
+    run = samples(rewards, scores=RNG.random((30, 7)), answers=rewards.tolist())
+    (both,) = compare([run, run], ["maj@k", "select@k"], resamples=400)
+    assert both.difference[0] == 0.0
+    assert both.rows()[0][1].text("+").startswith("+0.000")
+
+
 def test_bad_scores_and_metrics_are_one_sentence():
     with pytest.raises(ValueError, match="name it with --scores COLUMN"):
         curve(samples(REWARDS), "select@k")

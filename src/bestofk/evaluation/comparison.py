@@ -200,6 +200,7 @@ def _findings(
         sizes: the largest that a mean difference, and that a unit, can be.
     """
     mean, tie = gap.mean(axis=0), SAME * sizes[0]
+    mean[np.abs(mean) <= tie] = 0.0  # and not -0.000
     level = 1.0 - confidence + 1e-12
     second = rare_loss_test(units, sizes[1], confidence)
     many = in_clusters(len(gap), len(units) if len(units) < len(gap) else None)
