@@ -63,7 +63,8 @@ class FileOptions(ReadingOptions):
     k: str = option("1,4,16", default="")
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
-    """pass@k, max@k, maj@k, select@k, retry@k, pass^k, atleast2@k or mean; maj@k:weighted, ..."""
+    """pass@k, max@k, maj@k, select@k, retry@k, pass^k, atleast2@k, maj@k:weighted, ... or mean;
+    several with commas."""
     small: Literal["error", "drop"] = "error"
     """Problems with fewer than k scored samples: raise an error, or drop them."""
     judge: str = ""
