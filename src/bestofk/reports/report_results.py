@@ -14,12 +14,10 @@ from bestofk.evaluation.per_problem import check_price, is_zero_one
 from bestofk.samples import Samples
 from bestofk.types import reaches
 
-from .sources import Source
+from .sources import Source, words
 
 MOST_PAIRED = 6
 """Every two of so many runs are compared; of more, each with the first."""
-NAMED = 5
-"""Problem ids named in a note before it says "and so many more"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +126,9 @@ def differing(runs: Sequence[Samples]) -> list[str]:
     for run in runs:
         own = sorted(set(run.problems) - everywhere)
         if own:
-            named = ", ".join(own[:NAMED])
-            more = f" and {len(own) - NAMED} more" if len(own) > NAMED else ""
             notes.append(
                 f"{run.name} has {len(own)} of its {len(run.problems)} problems that not every run "
-                f"has ({named}{more}): its curve counts them, the comparisons leave them out."
+                f"has ({words(own)}): its curve counts them, the comparisons leave them out."
             )
     return notes
 
