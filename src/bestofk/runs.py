@@ -75,20 +75,6 @@ class Checkpoints:
         """Oldest first."""
         return sorted(path for path in self.folder.glob("step-*") if path.suffix == "")
 
-    def write(
-        self, step: int, tensors: Mapping[str, Any], trainer: Any, state: Mapping[str, Any]
-    ) -> Path:
-        import torch
-        from safetensors.torch import save_file
-
-        def fill(folder: Path) -> None:
-            save_file(dict(tensors), folder / "weights.safetensors")
-            torch.save(trainer, folder / "trainer.pt")
-            text = json.dumps({**state, "step": step}, indent=1)
-            (folder / "state.json").write_text(text, encoding="utf-8")
-
-        return write_folder(self.folder / STEP.format(step), fill)
-
     def prune(self, keep_last: int) -> None:
         """Remove all but the newest, and what a killed write left behind."""
         for unfinished in self.folder.glob(".writing-*"):
@@ -225,11 +211,20 @@ class Run:
         Raises:
             OSError: it could not be written (a full disk, say); the earlier ones are untouched.
         """
+        import torch
+        from safetensors.torch import save_file
+
+        def fill(folder: Path) -> None:
+            save_file(dict(tensors), folder / "weights.safetensors")
+            torch.save(trainer, folder / "trainer.pt")
+            text = json.dumps({**state, "step": step}, indent=1)
+            (folder / "state.json").write_text(text, encoding="utf-8")
+
         with self._saying(f"the checkpoint of step {step}"):
             if (self.path / "metrics.jsonl").exists():
                 # No checkpoint is of a step whose metrics a power cut could still lose.
                 sync_to_disk(self.path / "metrics.jsonl")
-            return self.checkpoints.write(step, tensors, trainer, state)
+            return write_folder(self.checkpoints.folder / STEP.format(step), fill)
 
     def restore(self, name: str | None = None) -> Checkpoint | None:
         """The newest checkpoint (or the one named), checked; metrics after it are dropped.

@@ -233,13 +233,10 @@ def find_out(fn: Callable[..., Any], request: Request, *, off_policy: bool) -> J
             if len(rows.failures) < len(probe):
                 return _with_batch(estimator, probe, logs, rows)
             reasons.append(rows.failures[0])
-    raise CannotCall(_reason(reasons[0], n)) from reasons[0]
-
-
-def _reason(error: Exception, n: int) -> str:
-    if isinstance(error, CannotCall):
-        return str(error)
-    return f"it raises for every group of {n} samples: {described(error, 400)}"
+    if isinstance(reasons[0], CannotCall):
+        raise reasons[0]
+    text = f"it raises for every group of {n} samples: {described(reasons[0], 400)}"
+    raise CannotCall(text) from reasons[0]
 
 
 def described(error: Exception, limit: int = 160) -> str:

@@ -59,8 +59,6 @@ def elsewhere(estimator: JudgedFunction, k: int, n: int, *, real: bool, exact: b
 
     Args:
         estimator: found exact or scaled by enumeration.
-        k, n: of the judgement.
-        real: whether it takes real rewards.
         exact: in the mean convention, so that c = 1 for every n.
     """
     small = 0.2 * np.random.default_rng(4).standard_normal(n)

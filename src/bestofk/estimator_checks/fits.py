@@ -92,11 +92,9 @@ def case_of_calls(
 
 
 def fit(cases: Sequence[Case], k: int, n: int, tolerance: float = EXACT) -> Fit | None:
-    """Summarise cases of one kind; None without cases.
+    """Summarise cases of one kind of rewards; None without cases.
 
     Args:
-        cases: of one kind of rewards.
-        k, n: of the judgement, to name a constant factor.
         tolerance: relative error that counts as none; larger for means over random draws.
     """
     if not cases:

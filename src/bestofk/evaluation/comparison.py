@@ -207,10 +207,12 @@ def _findings(
     p_value = np.maximum(tests.p_value, second.p_value)
     held_back = (tests.p_value <= level) & (p_value > level)
     half = tests.error * tests.critical
+    low = np.minimum(mean - half, second.interval.low)  # 0 is outside if both tests exclude it
+    high = np.maximum(mean + half, second.interval.high)
     contiguous = len(k) == k[-1]
     return {
         "difference": mean,
-        "band": both(mean, half, second.interval, sizes[0]),
+        "band": Interval(np.maximum(low, -sizes[0]), np.minimum(high, sizes[0])),
         "p_value": p_value,
         "wins": (gap > tie).sum(axis=0),
         "losses": (gap < -tie).sum(axis=0),
@@ -270,12 +272,6 @@ def _common(
 
 def _rows_of(run: Samples, problems: set[str]) -> np.ndarray:
     return np.flatnonzero([problem in problems for problem in run.problems])
-
-
-def both(mean: np.ndarray, half: np.ndarray, second: Interval, size: float) -> Interval:
-    """mean ± half and the interval of the second test, joined: 0 is outside if both exclude it."""
-    low, high = np.minimum(mean - half, second.low), np.maximum(mean + half, second.high)
-    return Interval(np.maximum(low, -size), np.minimum(high, size))
 
 
 def find_crossing(
