@@ -7,6 +7,7 @@ tools and builds the rows. What is expected is computed by one plain forward pas
 import atexit
 import json
 import re
+import time
 from typing import Any
 
 import numpy as np
@@ -290,13 +291,20 @@ def test_the_same_class_gives_the_same_trajectories_and_advantages_as_bestofk_tr
 
 
 class Hints:
-    """Answers each message with its length; its own rule of when a trajectory ends."""
+    """Answers each message with its length; its own rule of when a trajectory ends. One instance
+    answers at a time."""
+
+    at_once, answering, most = 1, 0, 0
 
     def reset(self, **row):
         self.secret, self.heard = row["secret"], list[str]()
         return f" Say {self.secret} letters."
 
     def __call__(self, text):
+        Hints.answering += 1
+        Hints.most = max(Hints.most, Hints.answering)
+        time.sleep(0.01)
+        Hints.answering -= 1
         self.heard.append(text)
         left = self.secret - sum(map(len, self.heard))
         return f"{left} letters are missing." if left > 0 and len(self.heard) < 4 else None
@@ -321,6 +329,7 @@ def test_an_environment_that_is_called_runs_in_trl_as_in_bestofk_train(tmp_path)
         environment_factory=Hints,
     )  # fmt: skip
     run.train()
+    assert Hints.most == 1
     rows = list(rows_of(run))
     own_runs = [np.count_nonzero(np.diff([0, *own.tolist()]) == 1) for *_, own in rows]
     assert max(own_runs) >= 3 > min(own_runs)

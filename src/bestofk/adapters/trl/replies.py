@@ -62,7 +62,8 @@ class RolloutsWithReplies:
             rows[at].take(ids, log_probs, ends=trainer.eos_token_ids)
 
         active = list(range(len(rows)))
-        with ThreadPoolExecutor(AT_ONCE, "bestofk environment") as threads:
+        at_once = min(getattr(each, "at_once", AT_ONCE) for each in trainer.environments)
+        with ThreadPoolExecutor(at_once, "bestofk environment") as threads:
             while True:
                 log_probs = reported or [[0.0] * len(ids) for ids in drawn]
                 list(threads.map(answer, active, drawn, log_probs))
