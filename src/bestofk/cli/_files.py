@@ -63,8 +63,7 @@ class FileOptions(ReadingOptions):
     k: str = option("1,4,16", default="")
     """The k to print, separated by commas; by default powers of two up to n."""
     metric: str = ""
-    """pass@k, max@k, maj@k, select@k, retry@k, pass^k, atleast2@k, maj@k:weighted, ... or mean;
-    several with commas."""
+    """One or several: pass@k, max@k, mean, maj@k:weighted, select@k, retry@k, pass^k, ..."""
     small: Literal["error", "drop"] = "error"
     """Problems with fewer than k scored samples: raise an error, or drop them."""
     judge: str = ""
