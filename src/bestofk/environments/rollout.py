@@ -36,6 +36,8 @@ class OpenTrajectory(OpenConversation):
     """A conversation as tokens."""
 
     text: ChatTurns = field(kw_only=True)
+    start: tuple[int, ...] = ()
+    """Ids of the prompt."""
     longest: int = 0
     """Tokens that it may have after the prompt."""
     replies: list[Message] = field(default_factory=list)
@@ -131,10 +133,6 @@ class OpenTrajectory(OpenConversation):
 class OpenGroups:
     """The trajectories in the making of some prompts."""
 
-    prompts: list[Prompt]
-    """With what `reset` adds."""
-    starts: list[tuple[int, ...]]
-    """Their ids."""
     rows: list[OpenTrajectory]
     """n of each prompt, one prompt after another."""
     sampling: Sampling
@@ -222,37 +220,32 @@ class TurnSampler:
                 if draw(groups, draws, sampling):
                     break
             list(threads.map(OpenTrajectory.finish, groups.rows))
-        n = sampling.n
-        return [
-            Group(
-                prompt,
-                tuple(row.trajectory() for row in groups.rows[p * n : (p + 1) * n]),
-                groups.starts[p],
-                sampling.temperature,
-            )
-            for p, prompt in enumerate(groups.prompts)
-        ]
+        made = []
+        for at in range(0, len(groups.rows), sampling.n):
+            rows = groups.rows[at : at + sampling.n]
+            trajectories = tuple(map(OpenTrajectory.trajectory, rows))
+            made.append(Group(rows[0].prompt, trajectories, rows[0].start, sampling.temperature))
+        return made
 
     def _opened(
         self, prompts: Sequence[Prompt], seed: int, sampling: Sampling, threads: ThreadPoolExecutor
     ) -> OpenGroups:
-        """Environments brought to their problems."""
-        n = sampling.n
+        """Environments brought to their problems, which the prompts then show."""
+        n, environments = sampling.n, self.environments
         rows = [
             OpenTrajectory(prompt, self.limits, text=self.text_for(prompt))
             for prompt in prompts
             for _ in range(n)
         ]
         seeds = [_seed(digest, i) for digest in digests(prompts, seed) for i in range(n)]
-        begin = partial(OpenTrajectory.begin, environments=self.environments)
-        list(threads.map(lambda row, seed: begin(row, seed=seed), rows, seeds))
-        groups = [rows[at : at + n] for at in range(0, len(rows), n)]
-        shown = [with_observation(group) for group in groups]
-        starts = [group[0].text.prompt(prompt) for group, prompt in zip(groups, shown)]
-        for group, prompt, start in zip(groups, shown, starts):
-            for row in group:
-                row.longest = self._room(prompt, len(start), sampling.max_new_tokens)
-        return OpenGroups(shown, starts, rows, sampling, self.sampler, threads)
+        list(threads.map(lambda row, seed: row.begin(environments, seed), rows, seeds))
+        for at in range(0, len(rows), n):
+            shown = with_observation(rows[at : at + n])
+            start = rows[at].text.prompt(shown)
+            room = self._room(shown, len(start), sampling.max_new_tokens)
+            for row in rows[at : at + n]:
+                row.prompt, row.start, row.longest = shown, start, room
+        return OpenGroups(rows, sampling, self.sampler, threads)
 
     def _room(self, prompt: Prompt, start: int, limit: int) -> int:
         """Tokens that the trajectories of a prompt may have."""
@@ -268,7 +261,7 @@ class TurnSampler:
         """All turns by a sampler that takes replies while it decodes; whether it can."""
         firsts = groups.rows[:: sampling.n]
         is_drawn = self.sampler.converse(
-            groups.starts, draws, sampling,
+            [row.start for row in firsts], draws, sampling,
             room=[row.longest for row in firsts], first=[row.free for row in firsts],
             ask=groups.ask, told=groups.told,
         )  # fmt: skip
@@ -289,19 +282,17 @@ class TurnSampler:
     ) -> list[Drawn]:
         """Ids and log-probs of the next turn of the active rows; those together that have positions
         for the longest turn among them."""
-        is_first = not groups.rows[active[0]].tokens
-        n = sampling.n if is_first else 1  # siblings share their prompt
-        texts = {
-            at: (*groups.starts[at // sampling.n], *groups.rows[at].tokens) for at in active[::n]
-        }
+        rows = groups.rows
+        n = 1 if rows[active[0]].tokens else sampling.n  # before a first turn siblings are alike
+        texts = {at: (*rows[at].start, *rows[at].tokens) for at in active[::n]}
         turns: dict[int, list[Drawn]] = {}
         while left := [at for at in texts if at not in turns]:
-            most = max(groups.rows[at].free for at in left)
+            most = max(rows[at].free for at in left)
             fit = [at for at in left if len(texts[at]) + most <= (self.context or math.inf)]
             each = np.zeros((len(fit), n, most))
             for place, at in enumerate(fit):
                 p, i = divmod(at, sampling.n)
-                own = draws[p, i : i + n, sum(groups.rows[at].own) :][:, :most]
+                own = draws[p, i : i + n, sum(rows[at].own) :][:, :most]
                 each[place, :, : own.shape[1]] = own
             options = sampling.changed(samples_per_prompt=n, max_new_tokens=most)
             drawn = self.sampler.continue_from([texts[at] for at in fit], each, options)
