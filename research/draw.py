@@ -83,8 +83,8 @@ CONSTRUCT_LINES: dict[str, Any] = {
 """By row of the table: label, colour, the label's k, offset and side, and the runs of its kind."""
 GUESTS_LINES: dict[str, Any] = {
     "start": ("before training", BEFORE, 4, (8, -14), "left", "start"),
-    "one sample, chosen by max@16": ("one sample, chosen at 16", GRPO, 64, (6, -56), "right", ()),
-    "one sample, chosen by max@1": ("one sample", GRPO, 1, (4, 7), "left", ("mean", "grpo")),
+    "one sample, chosen by max@16": ("one sample, at 16", GRPO, 64, (6, -52), "right", ()),
+    "one sample, chosen by max@1": ("one sample", GRPO, 64, (6, -16), "right", ("mean", "grpo")),
     "`max@1+4+16`": ("max@1+4+16", "#6699cc", 4, (-6, 6), "right", "max@1+"),
     "`max@16`": ("max@16", MIXTURE, 16, (-8, 4), "right", "max@16"),
 }
@@ -116,6 +116,7 @@ def draw_construct(
     right.axhline(start[:, many].mean(), color=BEFORE, lw=1.2)
     over_k(left, shown, "reward of the best", "k samples per problem, the best is kept")
     right.set(xlabel="steps of training", ylabel="reward of the best of 16")
+    left.set_title("At best of 16, training for k is ahead", size=11, loc="left")
     figure.tight_layout()
 
 
