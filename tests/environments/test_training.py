@@ -214,6 +214,24 @@ def test_what_cannot_be_trained_is_said_before_the_first_sample(small, chat, tmp
         assert not list((tmp_path / "run").glob("metrics.jsonl"))
 
 
+def test_a_row_that_cannot_be_played_is_said_before_the_first_sample(chat, tmp_path):
+    played = []
+
+    class Played(Guess):
+        def reset(self, secret):
+            played.append(secret)
+
+    lacking = [*ROWS, *({"question": f"{i}?"} for i in range(4))]
+    strange = [row | {"environment": "abc"[row["secret"] // 15]} for row in ROWS]
+    for rows, environment, said in (
+        (lacking, Played, "reset of Played takes secret"),
+        (strange, {"a": Played, "b": Played}, r"unknown environment of 'dataset/\w+' 'c'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            bestofk.train(chat, rows, environment=environment, steps=1, dir=tmp_path / said[:5])
+        assert not played
+
+
 def test_a_dry_run_opens_the_environment_too(chat, tmp_path, capsys):
     """Nobody looks for a verifier where the environment pays."""
     rows = tmp_path / "rows.jsonl"

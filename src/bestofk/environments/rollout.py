@@ -203,10 +203,15 @@ class TurnSampler:
             )
         return self._texts[key]
 
-    def check(self, prompt: Prompt) -> None:
-        """Raise a ValueError where the model, or this row, cannot be used with its environment."""
-        self.text_for(prompt)
-        self.environments.reset_arguments(self.environments.make(prompt), prompt, 0)
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raise a ValueError where the model, or a row, cannot be used with its environment."""
+        made: dict[str, Any] = {}
+        for prompt in prompts:
+            self.text_for(prompt)
+            name = self.environments.name_of(prompt)
+            if name not in made:
+                made[name] = self.environments.make(prompt)
+            self.environments.reset_arguments(made[name], prompt, 0)
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, sampling: Sampling) -> list[Group]:
         """See `Sampler.sample`."""

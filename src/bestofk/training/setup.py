@@ -73,7 +73,8 @@ def make_parts(
         context=min((length for length in contexts if length), default=None),
     )
     for split, task in ((settings.task.split, sets[0].task), *((s.split, s.task) for s in sets)):
-        turns.check(task.split(split)[0])
+        prompts = task.split(split)  # rows of data may differ, those of a generator do not
+        turns.check(prompts[:] if task.name == "dataset" else prompts[:64])
     return RunParts(sets, policy, learner, sampler, turns)
 
 
