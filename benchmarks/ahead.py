@@ -35,7 +35,7 @@ def served(model: str, url: str, dtype: str, options: list[str], core: int) -> I
     """A vLLM server for the time inside, on one core where there is no GPU."""
     import httpx
 
-    from bestofk.sampling.openai_wire import base_of, socket_of
+    from bestofk.sampling.openai_wire import socket_and_base
     from bestofk.sampling.vllm_server import command
 
     words = command(model, url, dtype, options)
@@ -47,8 +47,9 @@ def served(model: str, url: str, dtype: str, options: list[str], core: int) -> I
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
         try:
-            transport = httpx.HTTPTransport(uds=socket_of(url))
-            with httpx.Client(transport=transport, base_url=base_of(url)) as client:
+            socket, base = socket_and_base(url)
+            transport = httpx.HTTPTransport(uds=socket)
+            with httpx.Client(transport=transport, base_url=base) as client:
                 while server.poll() is None:
                     time.sleep(1)
                     with suppress(httpx.TransportError):

@@ -18,7 +18,7 @@ import torch
 
 from bestofk.learning import Learner
 from bestofk.models import tiny
-from bestofk.sampling.openai_wire import base_of, socket_of
+from bestofk.sampling.openai_wire import socket_and_base
 from bestofk.sampling.vllm_server import EngineError, command
 from bestofk.types import Group, Prompt
 
@@ -100,8 +100,9 @@ def _wait(server: subprocess.Popen[bytes], url: str, log: Path, patience: float)
     import httpx
 
     until = time.monotonic() + patience
-    transport = httpx.HTTPTransport(uds=socket_of(url))
-    with httpx.Client(transport=transport, base_url=base_of(url), timeout=10) as client:
+    socket, base = socket_and_base(url)
+    transport = httpx.HTTPTransport(uds=socket)
+    with httpx.Client(transport=transport, base_url=base, timeout=10) as client:
         while server.poll() is None and time.monotonic() < until:
             try:
                 if client.get("/health").status_code == 200:

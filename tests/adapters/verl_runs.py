@@ -102,8 +102,8 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     seen = []
     weigh = ppo_steps.renew_advantages
 
-    def recorded(worker: Any, data: Any, from_trainer: Any) -> Any:
-        found = weigh(worker, data, from_trainer)
+    def recorded(worker: Any, data: Any, told: dict[str, Any]) -> dict[str, float]:
+        found = weigh(worker, data, told)
         weights = [float(row[row.abs().argmax()]) for row in data["advantages"].unbind()]
         seen.append((data["place"].tolist(), weights, found))
         return found

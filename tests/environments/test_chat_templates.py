@@ -99,6 +99,8 @@ def test_one_call_is_read_from_a_message_with_its_end(template, form):
     (group,) = source.sample([asked], seed=1, sampling=Sampling(samples_per_prompt=2))
     for each in group.trajectories:
         talk = each.conversation
+        assert talk is not None
+        assert talk.verdict is not None
         assert [said["content"] for said in talk.messages] == [call, "right", "Yes."]
         assert (talk.tool_calls, talk.tool_errors, talk.verdict.reward) == (1, 0, 1.0)
 

@@ -218,11 +218,11 @@ def test_a_row_that_cannot_be_played_is_said_before_the_first_sample(chat, tmp_p
     played = []
 
     class Played(Guess):
-        def reset(self, secret):
+        def reset(self, secret):  # type: ignore[override]
             played.append(secret)
 
     lacking = [*ROWS, *({"question": f"{i}?"} for i in range(4))]
-    strange = [row | {"environment": "abc"[row["secret"] // 15]} for row in ROWS]
+    strange = [row | {"environment": "abc"[i // 15]} for i, row in enumerate(ROWS)]
     for rows, environment, said in (
         (lacking, Played, "reset of Played takes secret"),
         (strange, {"a": Played, "b": Played}, r"unknown environment of 'dataset/\w+' 'c'"),

@@ -261,7 +261,7 @@ def test_a_reply_is_text_that_a_file_can_hold():
 
 def test_what_an_environment_does_to_its_row_reaches_no_sibling_and_no_later_step():
     class Taken(Guess):
-        def reset(self, numbers, **row):
+        def reset(self, numbers, **row):  # type: ignore[override]
             self.numbers = numbers
 
         def take(self) -> str:
@@ -383,15 +383,12 @@ def test_a_reply_that_does_not_fit_into_the_context_ends_the_trajectory():
 
 def test_a_long_prompt_may_be_drawn_beside_short_ones():
     """The model has no positions for the longest turn after the longest prompt."""
-    shape = {
-        "vocab_size": len(tokenizer()),
-        "n_positions": 80,
-        "n_embd": 32,
-        "n_layer": 1,
-        "n_head": 2,
-    }
-    end = tokenizer().eos_token_id
-    few = GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=end))
+    words, end = len(tokenizer()), tokenizer().eos_token_id
+    few = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=words, n_positions=80, n_embd=32, n_layer=1, n_head=2, eos_token_id=end
+        )
+    )
     asked = [Prompt(f"p{n}", ({"role": "user", "content": "x" * n},), "t") for n in (40, 5)]
     groups = sampler(made=ModelSampler(few, tokenizer()), context=80).sample(
         asked, seed=1, sampling=SAMPLING

@@ -379,7 +379,7 @@ def test_log_ratios_of_any_size_scale_a_function_of_subsets():
 )
 def test_no_groups_have_no_advantages(text):
     none = np.zeros((0, 5))
-    inputs = {"scores": none, "answers": none, "tokens": none, "rng": 0}
+    inputs: dict[str, Any] = {"scores": none, "answers": none, "tokens": none, "rng": 0}
     made = objective(text, price=0.1) if "retry" in text else objective(text)
     for off in (None, none):
         assert made(none, log_ratio=off, **inputs).shape == (0, 5)

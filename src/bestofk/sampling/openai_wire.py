@@ -195,3 +195,8 @@ def local(url: str) -> str:
             f"unix:///path/to/socket: weights go through shared memory; got {url!r}"
         )
     return url.rstrip("/").removesuffix("/v1")
+
+
+def socket_and_base(url: str) -> tuple[str | None, str]:
+    """The socket of a server, if it is at one, and the address that requests begin with."""
+    return (urlsplit(url).path, "http://localhost") if url.startswith("unix:") else (None, url)

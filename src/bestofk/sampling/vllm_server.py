@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bestofk.model_facts import base_model
 from bestofk.sampling.decode import Drawn, draw_groups, end_tokens
-from bestofk.sampling.openai_wire import local
+from bestofk.sampling.openai_wire import local, socket_and_base
 from bestofk.sampling.prompts import uniforms
 from bestofk.sampling.sampler import Sampling, ServerLost
 from bestofk.sampling.vllm_worker import MEMORY, shape_of
@@ -82,13 +82,13 @@ class VLLMServer:
         import httpx
 
         self.url, self.tokenizer, self.dtype = local(url), tokenizer, getattr(torch, dtype)
-        is_socket = self.url.startswith("unix:")
+        socket, base = socket_and_base(self.url)
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(
-                uds=urlsplit(self.url).path if is_socket else None,
+                uds=socket,
                 limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=0),
             ),
-            base_url="http://localhost" if is_socket else self.url,
+            base_url=base,
             timeout=httpx.Timeout(None, connect=30.0),
         )
         self.ends = end_tokens(model, tokenizer)
