@@ -414,8 +414,17 @@ def test_best_of_a_model_here_ends_as_solve_does() -> None:
         ([{"x": "a"}], {"vote": True}, "name it prompt"),
         ([{"prompt": "a"}], {"verifier": lambda completion, key: 1.0}, "takes key"),
         (["a"], {"verifier": "maths:"}, "cannot load"),
-        (["a"], {"verifier": "maths"}, "prompt 0: verifier 'maths' compares with an answer"),
-        (["a"], {"scorer": "exact"}, "prompt 0: verifier 'exact' compares with an answer"),
+        (
+            ["a"],
+            {"verifier": "maths"},
+            "verifier maths needs expected, and the row of 0 has no fields",
+        ),
+        (["a"], {"scorer": "exact"}, "verifier exact needs expected, and the row of 0 has no"),
+        (
+            [{"prompt": "a", "target": 4}],
+            {"verifier": "countdown"},
+            "countdown needs numbers, and the row of 0 has prompt, target",
+        ),
     ],
 )
 def test_what_best_of_cannot_work_with_is_told(prompts: Any, options: Any, said: str) -> None:

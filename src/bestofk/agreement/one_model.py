@@ -83,10 +83,8 @@ def unsound_weight(model: Any) -> str | None:
     totals = {}
     for name, weight in model.named_parameters():
         part = weight.to_local() if hasattr(weight, "to_local") else weight
-        if part.requires_grad and part.device.type != "meta":
-            totals[name] = part.detach().sum(
-                dtype=torch.float64
-            )  # not finite where a weight is not
+        if part.requires_grad and part.device.type != "meta":  # a sum is finite if all parts are
+            totals[name] = part.detach().sum(dtype=torch.float64)
     sound = torch.stack([*totals.values()]).isfinite().tolist() if totals else ()
     return next((name for name, is_sound in zip(totals, sound) if not is_sound), None)
 

@@ -41,7 +41,7 @@ def overview() -> str:
             *lines,
             "",
             "exact: unbiased for the objective. 8 stands for any k; n is larger than k.",
-            "Quote a string with a space. Weights 1:2:4 are shares of the mixture.",
+            "Quote a string with a space. Weights 1:2:4 multiply the terms of a mixture.",
             "",
             "bestofk objectives OBJECTIVE   formula, claim, source and least n of one",
             "bestofk objectives --all       every objective and variant",

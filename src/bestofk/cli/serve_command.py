@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from bestofk.deploy.serving import ServerLimits
 
 
-ANSWERS = ("<answer>1</answer>", "<answer>U</answer>", "ANSWER: 1")
-"""In the forms that verifiers read: one that needs an answer key cannot judge one of them."""
-
-
 class ServeOptions(VerbOptions):
     """Serve the best of k samples of an OpenAI-compatible server.
 
@@ -175,7 +171,7 @@ def threads_of(judge: Any) -> int:
 def judge_of(options: ServeOptions) -> Any:
     """The verifier and the scorer, checked with what a request can bring."""
     from bestofk.deploy.choosing import check_comparing
-    from bestofk.rewards import VERIFIERS, BatchVerifier, scored_by, verifier
+    from bestofk.rewards import BatchVerifier, scored_by, verifier
 
     parts: list[BatchVerifier | None] = []
     for role in ("verifier", "scorer"):
@@ -188,10 +184,6 @@ def judge_of(options: ServeOptions) -> Any:
     request = Prompt("a request", "", "serve", dict.fromkeys(options.fields, ""))
     try:
         judge.check_prompts([request])
-        if options.verifier in VERIFIERS and not options.fields:
-            for verdict in judge([request] * len(ANSWERS), ANSWERS):
-                if verdict.status == "unscored":
-                    raise ValueError(verdict.detail)
     except ValueError as error:
         raise ValueError(f"{error}; --fields names what a request brings in its metadata") from None
     return judge

@@ -32,7 +32,6 @@ from bestofk.runs import read_jsonl
 from bestofk.sampling.endpoint import Cap, Endpoint, EndpointError, Usage
 from bestofk.sampling.openai_wire import sample_seed
 from bestofk.sampling.sampler import Sampling
-from bestofk.tasks.dataset import REFERENCES
 from bestofk.tasks.schemas import ANSWERS, QUESTIONS, answer_of, chat, field, first_field
 from bestofk.types import Prompt, reaches
 
@@ -189,13 +188,6 @@ def best_of(
         label, local = str(model), LocalModel(str(model), dtype=dtype)
         into_file, in_chat = local.draw_into, local.has_chat_template
     by_id = prompts_of(prompts, in_chat=in_chat)
-    keyed = [each for each in REFERENCES if each in (verifier, scorer)]
-    for prompt in by_id.values() if keyed else ():
-        if "expected" not in prompt.spec:
-            raise ValueError(
-                f"prompt {prompt.id}: verifier {keyed[0]!r} compares with an answer: give a row "
-                "with the fields prompt and answer"
-            )
 
     def draw(file: SampleFile, missing: Any, numbers: range) -> None:
         into_file(file, missing, **round_options(sampling, seed, numbers, one_by_one=remote))

@@ -58,6 +58,9 @@ class BatchVerifier(ABC):
     reads_messages: bool = False
     """Whether a part of it takes the field `messages`: what was said with an environment."""
 
+    needed: tuple[str, ...] = ()
+    """Fields of a prompt's `spec` without which it cannot be judged."""
+
     @abstractmethod
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:
         """Judge texts that are known to be strings; the one method a subclass must write.
@@ -66,8 +69,15 @@ class BatchVerifier(ABC):
         that still raises is unscored; it does not affect the others.
         """
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 (most need none)
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raise for a prompt that lacks what this verifier needs; asked before the first sample."""
+        for prompt in prompts:
+            if missing := [name for name in self.needed if name not in prompt.spec]:
+                raise ValueError(
+                    f"verifier {self.name} needs {', '.join(missing)}, and the row of {prompt.id} "
+                    f"has {', '.join(prompt.spec) or 'no fields'}"
+                    + (": its answer is the field expected" if "expected" in missing else "")
+                )
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
         """Ids of prompts that cannot be trusted although their references score 1.0, each with the
@@ -132,7 +142,13 @@ class PairVerifier(BatchVerifier):
     """
 
     def __init__(
-        self, judge: Judge, *, name: str = "", threads: int = 1, time_limit: float | None = None
+        self,
+        judge: Judge,
+        *,
+        name: str = "",
+        threads: int = 1,
+        time_limit: float | None = None,
+        needed: tuple[str, ...] = (),
     ) -> None:
         if threads < 1:
             raise ValueError(f"threads is at least 1, got {threads}")
@@ -140,7 +156,7 @@ class PairVerifier(BatchVerifier):
             raise ValueError(f"time_limit is a positive number of seconds, got {time_limit}")
         self.judge = judge
         self.name = name or getattr(judge, "__name__", type(judge).__name__)
-        self.threads, self.time_limit = threads, time_limit
+        self.threads, self.time_limit, self.needed = threads, time_limit, needed
         self._has_judged = False
 
     def judge_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Verdict]:

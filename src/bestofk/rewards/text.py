@@ -139,7 +139,8 @@ def judge_exact(prompt: Prompt, text: str, *, ignore_case: bool) -> Verdict:
 
 def exact(*, ignore_case: bool = False) -> PairVerifier:
     """The answer equals the expected text."""
-    return PairVerifier(bind(judge_exact, ignore_case=ignore_case), name="exact")
+    exactly = bind(judge_exact, ignore_case=ignore_case)
+    return PairVerifier(exactly, name="exact", needed=("expected",))
 
 
 def judge_format(prompt: Prompt, text: str, *, tags: Sequence[str]) -> Verdict:

@@ -142,8 +142,13 @@ class CodeVerifier(BatchVerifier):
         return self.sandbox.map(judge, list(zip(prompts, texts, strict=True)))
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts if self.score_by else ():
-            if not prompt.spec.get("shown"):
+        for prompt in prompts:
+            if not prompt.spec.keys() & set(FORMS):
+                raise ValueError(
+                    f"verifier code needs one of {', '.join(FORMS)}, and the row of {prompt.id} "
+                    f"has {', '.join(prompt.spec) or 'no fields'}"
+                )
+            if self.score_by and not prompt.spec.get("shown"):
                 raise ValueError(
                     f"score = 'shown' chooses by the tests that a prompt shows, and {prompt.id} "
                     "shows none: let the task show some (task.options.shown of mbpp), or name a "

@@ -56,6 +56,7 @@ class MathsVerifier(BatchVerifier):
     """Judges answers against `spec["expected"]` (a number or LaTeX)."""
 
     name = "maths"
+    needed = ("expected",)
 
     def __init__(self, workers: int, cpu_seconds: float, memory_mb: int) -> None:
         if workers < 1 or not cpu_seconds > 0 or memory_mb < 256:

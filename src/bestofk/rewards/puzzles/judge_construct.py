@@ -148,7 +148,8 @@ class ConstructVerifier(PairVerifier):
     """Judges answers, and knows what a constant answer would earn."""
 
     def __init__(self, reward: str) -> None:
-        super().__init__(bind(judge, reward=reward), name="construct")
+        needed = ("kind", "items", "best")
+        super().__init__(bind(judge, reward=reward), name="construct", needed=needed)
         self.reward = reward
 
     def floor(self, prompts: Sequence[Prompt]) -> tuple[float, str]:
@@ -180,6 +181,7 @@ class ConstructVerifier(PairVerifier):
         return [f"a constant answer earns {earned:.3f} at most, of 1,000 tried: {constant}"]
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        super().check_prompts(prompts)
         for why in self.doubts(prompts).values():
             raise ValueError(why)
 

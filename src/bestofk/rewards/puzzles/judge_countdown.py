@@ -133,7 +133,9 @@ def judge(prompt: Prompt, text: str, *, reward: str, scale: float) -> Verdict:
         answer = answer[: claim.start()]
     try:
         tokens = tokens_of(answer)
-        fault = _unlawful(tokens, spec["numbers"], spec["operators"], spec.get("use", "all"))
+        fault = _unlawful(
+            tokens, spec["numbers"], spec.get("operators", "+-*/"), spec.get("use", "all")
+        )
         if fault:
             return wrong(fault)
         value = value_of(_with_zeros(tokens) if spoken and "-" in tokens else tokens)
@@ -188,4 +190,5 @@ def verifier(*, reward: str = "exact", scale: float = 10.0) -> PairVerifier:
     one_of("reward of countdown", reward, REWARDS)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale is the miss that earns one half, positive and finite, got {scale}")
-    return PairVerifier(bind(judge, reward=reward, scale=scale), name="countdown")
+    needed = ("numbers", "target")
+    return PairVerifier(bind(judge, reward=reward, scale=scale), name="countdown", needed=needed)

@@ -27,6 +27,8 @@ MAX_ANSWER = 20_000
 class GymVerifier(BatchVerifier):
     """Judges answers to one reasoning-gym task; `spec["entry"]` is the entry it came from."""
 
+    needed = ("entry",)
+
     def __init__(self, dataset: str, config: Mapping[str, Any], tier: int) -> None:
         if find_spec("reasoning_gym") is None:
             raise ValueError("this needs reasoning-gym: pip install 'bestofk[gym]'")

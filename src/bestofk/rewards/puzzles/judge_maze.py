@@ -102,4 +102,4 @@ def judge(prompt: Prompt, text: str, *, reward: str) -> Verdict:
 def verifier(*, reward: str = "exact") -> PairVerifier:
     """Judge maze answers: reward "exact" (0 or 1, the paper's) or "progress" (real-valued)."""
     one_of("reward of maze", reward, REWARDS)
-    return PairVerifier(bind(judge, reward=reward), name="maze")
+    return PairVerifier(bind(judge, reward=reward), name="maze", needed=("grid",))
