@@ -42,7 +42,7 @@ def test_the_answer_is_the_first_of_vllms_draws_that_passes(tmp_path: Path) -> N
         spent = [each["usage"]["completion_tokens"] for each in draws]
 
         service = Service(
-            url, from_function(lambda completion: completion == passing),
+            f"{url}/v1", from_function(lambda completion: completion == passing),
             Rules(k=8, by="verifier"), ServerLimits(), judges=2, say=lambda line: None,
         )  # fmt: skip
         with running(server_of(service)) as address:
