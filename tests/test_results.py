@@ -113,8 +113,9 @@ def shown(name: str) -> dict[str, dict[str, list[float]]]:
 
 
 def span(values: list[float]) -> str:
-    """From the one nearest to 0: "+2 to +4"."""
-    ends = sorted(values, key=abs)[:: len(values) - 1]
+    """From the one nearest to 0, "+2 to +4", or from the lowest, "−1 to +1"."""
+    by = None if round(min(values)) < 0 < round(max(values)) else abs
+    ends = sorted(values, key=by)[:: len(values) - 1]
     return " to ".join(f"{x:+.0f}" if round(x) else "0" for x in ends)
 
 
@@ -139,20 +140,17 @@ def test_claims_on_how_much_it_matters() -> None:
         rows = [row for name, row in by_task.items() if name.startswith(tasks)]
         return [span([row[k][0] for row in rows]) for k in ("16", "1")]
 
-    tiny, leetcode = ranges("Countdown", "mazes"), ranges("LeetCode")
+    tiny, trained = ranges("Countdown", "mazes"), ranges("LeetCode", "MBPP, 135M")
     unseen = ranges("MBPP, not", "HumanEval")
     says("README.md", f"right answers | {tiny[0]} | {tiny[1]} |")
-    says("README.md", f"| LeetCode (0.5B, 1.5B) | {leetcode[0]} | {leetcode[1]} |")
-    says(
-        "README.md", f"not trained on | {unseen[0]} | {' to '.join(unseen[1].split(' to ')[::-1])}"
-    )
-    gsm8k = by_task["GSM8K, .5B (one rate, 56 steps)"]
-    says("README.md", f"56 steps | {gsm8k['16'][0]:+.0f} | {gsm8k['1'][0]:+.0f} |")
+    says("README.md", f"| LeetCode (0.5B, 1.5B), MBPP (135M) | {trained[0]} | {trained[1]} |")
+    says("README.md", f"not trained on | {unseen[0]} | {unseen[1]} |")
+    gsm8k = [row for name, row in by_task.items() if name.startswith("GSM8K")]
+    columns = ("; ".join(f"{row[k][0]:+.0f}" for row in gsm8k) for k in ("16", "1"))
+    says("README.md", f"| GSM8K (135M; 0.5B) | {' | '.join(columns)} |")
     says("docs/choose.md", f"| {tiny[0]} points, {tiny[1]} at one sample | Countdown, mazes")
     programs = ranges("LeetCode", "MBPP", "HumanEval")
-    says(
-        "docs/choose.md", f"{programs[0]} points, +2 to {programs[1][-2:]} at one sample | LeetCode"
-    )
+    says("docs/choose.md", f"{programs[0]} points, {programs[1]} at one sample | LeetCode")
 
     front, mazes = shown("front-start"), shown("maze-n128-start")
     says("docs/results.md", f"ends {-front['grpo']['64'][0]:.0f} points below the start on Count")
