@@ -149,6 +149,16 @@ def test_two_filters_of_lm_eval_must_be_chosen_from(tmp_path: Path) -> None:
         read(file, where={"filter": "other"})
 
 
+@pytest.mark.parametrize("word", ["true", "True"])
+def test_records_are_chosen_by_a_value_as_json_or_python_writes_it(
+    tmp_path: Path, word: str
+) -> None:
+    records = [{"id": i, "reward": i, "kept": kept} for i, kept in enumerate((True, False, None))]
+    file = jsonl(tmp_path / "s.jsonl", records)
+    assert read(file, where={"kept": word}).problems == ("0",)
+    assert read(file, where={"kept": "null"}).problems == ("2",)
+
+
 def test_verl_rollouts(tmp_path: Path) -> None:
     long = "Solve the following problem. " * 10
     records = [

@@ -220,7 +220,7 @@ class _Records:
                     self.mapped = self._settle(record)
                     mapped_columns = {*self.mapped.columns.values(), self.cluster}
                     steady = tuple(column for column in UNIFORM if column not in mapped_columns)
-                if where and any(str(record.get(column)) != value for column, value in where):
+                if any(value not in _spellings(record.get(column)) for column, value in where):
                     continue
                 for column in steady:
                     if column in record:
@@ -349,6 +349,12 @@ class _Columns:
             texts={int(rank[p]): tuple(texts) for p, texts in self.texts.items()},
             metadata=dict(metadata),
         )
+
+
+def _spellings(value: Any) -> set[str]:
+    """A value as Python and as JSON write it: True and true, None and null."""
+    own = str(value)
+    return {own, own.lower() if isinstance(value, bool) else "null" if value is None else own}
 
 
 # Files that would give wrong numbers in silence: errors, and notes where a reader must decide
