@@ -256,5 +256,10 @@ def variance_of_one(
 
 def check_metric(metric: str) -> None:
     """Raise an error for an unknown metric, naming the nearest."""
+    if metric.startswith("subsets@"):
+        raise ValueError(
+            "subsets@k is a function of yours: bestofk.procedures.SUBSETS.curve gives its value on "
+            "each problem, and evaluate or compare with metric='mean' takes those values"
+        )
     if metric not in METRICS and not ATLEAST.fullmatch(metric):
         raise unknown("metric", metric, (*METRICS, "atleast2@k"))
