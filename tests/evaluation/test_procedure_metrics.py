@@ -119,7 +119,7 @@ def test_at_least_two_of_k_is_compared_planned_and_typed_with_its_k(tmp_path, ca
     metric: Any = "atleast2@k"
     planned: Any = plan(4, metric, pilots=[RUN], threshold=0.3, width=0.3)
     assert planned.rows
-    with pytest.raises(ValueError, match="SUBSETS.curve gives its value"):
+    with pytest.raises(ValueError, match="its value on each problem"):
         curve(RUN, "subsets@k")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown metric 'atleast0@k'; did you mean"):
         curve(RUN, "atleast0@k")  # type: ignore[arg-type]

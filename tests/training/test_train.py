@@ -304,8 +304,13 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(recipe, tmp_path, capsy
     assert main(["train", str(path), "--dry-run", "--objective", "max@8"]) == 2
     assert "judged by the verifier training_judges:digits\n" in said
     capsys.readouterr()
-    assert main(["train", str(path), "--dry-run", "--task.verifier", "exact"]) == 0
-    assert "judged by the verifier exact\n" in capsys.readouterr().out
+    assert main(["train", str(path), "--dry-run", "--task.verifier", "countdown"]) == 0
+    assert "judged by the verifier countdown\n" in capsys.readouterr().out
+    assert main(["train", str(path), "--dry-run", "--task.verifier", "exact"]) == 2
+    assert "verifier exact needs expected, and the row of" in capsys.readouterr().err
+    for role in ("scorer", "held-out"):
+        assert main(["train", str(path), "--dry-run", f"--task.{role}", "exakt"]) == 2
+        assert "did you mean 'exact'?" in capsys.readouterr().err
     assert main(["train", str(path), "--dry-run", "--task.verifier", "exakt"]) == 2
     assert "did you mean 'exact'?" in capsys.readouterr().err
 

@@ -10,6 +10,7 @@ from bestofk.config import Config, EvaluationSection, ModelSection, leaves, to_t
 from bestofk.devices import card_bytes
 from bestofk.environments.author_class import load_environment
 from bestofk.precision import PRECISIONS
+from bestofk.rewards import verifier
 from bestofk.sampling.prompts import encode
 from bestofk.tasks import Task
 from bestofk.training.checks import claim_of_run, repeated_prompts
@@ -18,6 +19,8 @@ from bestofk.training.resolve import RunSettings
 from bestofk.training.task_setup import judge_of, make_prompts, make_verifier
 
 MACHINE = float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+LOADS = "reward-model:"
+"""How judges begin whose weights would be loaded."""
 ASSUMED = 80 * GIB
 """Of a GPU that a run asks for on a machine without one."""
 
@@ -70,8 +73,14 @@ def open_data(settings: RunSettings) -> tuple[Task | None, str, int]:
     if environment is not None:
         first = task.split(section.split)[0]
         environment.reset_arguments(environment.make(first), first, 0)
-    if not pays:
-        make_verifier(section, task)
+    paid_by = None if pays else section.verifier or task.verifier
+    for name, make in (
+        (section.scorer, partial(verifier, section.scorer or "", **section.scorer_options)),
+        (section.held_out, partial(verifier, section.held_out or "", **section.held_out_options)),
+        (paid_by, partial(make_verifier, section, task)),
+    ):
+        if name and not name.startswith(LOADS):
+            make().check_prompts(task.split(section.split)[:64])
     judge = f"the verifier {section.verifier or task.verifier}"
     summary = task.summary.replace(f", judged by {task.verifier}", "") or "no summary"
     held = ", ".join(f"{size:,} in {split}" for split, size in sizes.items())
