@@ -11,7 +11,7 @@ HOSTS := verl skyrl openrlhf vllm
 
 help:
 	@echo "make quickstart   set up and train a tiny policy for one sample and for k (CPU, minutes)"
-	@echo "make test         set up and run the tests (about twelve minutes on two quiet cores)"
+	@echo "make test         set up and run the tests (about eight minutes on two cores)"
 	@echo "make test-all     the same with the long counts"
 	@echo "make test-adapters  the tests of every host (TRL, verl, SkyRL, OpenRLHF, vLLM), each in its own environment"
 	@echo "make fuzz         mutated inputs for every reader of what others wrote (ten minutes each)"

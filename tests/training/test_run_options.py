@@ -190,7 +190,7 @@ def test_a_callback_sees_every_line_and_may_end_the_run(recipe, tmp_path):
     path = recipe(
         task={
             "name": "dataset",
-            "options": {"train": str(rows), "ask": False, "style": "text"},
+            "options": {"train": str(rows), "ask": False, "style": "text", "answer": "answer"},
         },
         evaluation={"split": "train", "prompts": 2, "sets": {"again": str(rows), "maze": "maze"}},
     )

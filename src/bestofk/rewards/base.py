@@ -76,7 +76,7 @@ class BatchVerifier(ABC):
                 raise ValueError(
                     f"verifier {self.name} needs {', '.join(missing)}, and the row of {prompt.id} "
                     f"has {', '.join(prompt.spec) or 'no fields'}"
-                    + (": its answer is the field expected" if "expected" in missing else "")
+                    + ("; in data, task.options.answer names it" if "expected" in missing else "")
                 )
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
