@@ -663,7 +663,7 @@ def test_a_stopped_server_answers_what_it_has_begun_and_cancels_what_takes_long(
         (["--verifier", "maze"], "--fields names what a request brings"),
         (["--verifier", "code"], "needs one of calls, asserts, check, stdio"),
         (["--verifier", "gym"], "verifier gym needs the option dataset"),
-        (["--verifier", "maths"], "expected; --fields names what a request brings"),
+        (["--verifier", "maths"], "has no fields; --fields names what a request brings"),
         (["--vote", "--k", "0"], "--k takes"),
         (["--vote", "--threshold", "nan"], "threshold is the reward that passes, got nan"),
         (["--vote", "--key-variable", "ODD_KEY"], "$ODD_KEY has a character that no key has"),

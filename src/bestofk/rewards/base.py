@@ -73,10 +73,11 @@ class BatchVerifier(ABC):
         """Raise for a prompt that lacks what this verifier needs; asked before the first sample."""
         for prompt in prompts:
             if missing := [name for name in self.needed if name not in prompt.spec]:
+                in_data = "expected" in missing and prompt.spec
                 raise ValueError(
                     f"verifier {self.name} needs {', '.join(missing)}, and the row of {prompt.id} "
                     f"has {', '.join(prompt.spec) or 'no fields'}"
-                    + ("; in data, task.options.answer names it" if "expected" in missing else "")
+                    + ("; task.options.answer names the field with the answer" if in_data else "")
                 )
 
     def doubts(self, prompts: Sequence[Prompt]) -> dict[str, str]:
