@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from bestofk.config import read
+from bestofk.rewards import verifier
 from bestofk.runs import read_metrics, read_samples
+from bestofk.tasks import task
 from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 
@@ -73,6 +77,32 @@ def test_the_learning_curve_is_the_cpus(recipe: Any, tmp_path: Path) -> None:
     ours, theirs = np.array(ends[DEVICE]), np.array(ends["cpu"])
     spread = float(np.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / 3))
     assert abs(ours.mean() - theirs.mean()) <= 3 * spread + 0.03
+
+
+def test_a_reward_model_beside_the_engine_pays_what_it_pays_alone(
+    recipe: Any, small_model: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+    config = LlamaConfig(  # type: ignore[call-arg]
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, num_labels=1, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "judge")
+    tokenizer.save_pretrained(tmp_path / "judge")
+    judge = f"reward-model:{tmp_path / 'judge'}"
+    sections = {"model": {"device": DEVICE}, "task": {"verifier": judge}}
+    asked = resolve(read(recipe("judged.toml", **sections)))
+    train(asked)
+    rows = list(read_samples(tmp_path / "run"))
+    problems = task("countdown", style="compact", train_size=40)
+    prompts = {prompt.id: prompt for prompt in problems.split("train")}
+    alone = verifier(judge, device="cpu")(
+        [prompts[row["prompt_id"]] for row in rows], [row["completion"] for row in rows]
+    )
+    paid = np.array([row["reward"] for row in rows])
+    assert paid.std() > 0.1
+    np.testing.assert_allclose(paid, [each.reward for each in alone], atol=0.05 * paid.std() + 0.05)
 
 
 def test_two_processes_share_one_card(
