@@ -48,7 +48,13 @@ def test_the_quickstart_resumes_after_an_interrupt_compares_and_writes_a_page(
     assert re.fullmatch(
         r"At best of 16.* grpo \(.*\) and .* start \(.*\); 100 is the optimum", head
     )
-    assert head in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert head in page
+    shown = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    pairs = [(each["b"], each["a"]) for each in shown["differences"]]
+    assert pairs == [(2, 1), (1, 0), (2, 0)]  # k against one sample first, then against the start
+    assert shown["verdicts"][0].startswith("max@1+4+16 against grpo: ")
+    assert {run["task"] for run in shown["runs"]} == {"construct, test split"}
     one, other = (read(folder / name / "config.toml") for name in ("one-sample", "k-samples"))
     a, b = dict(leaves(one)), dict(leaves(other))
     assert {name for name in a if a[name] != b[name]} == {"objective", "run.dir"}

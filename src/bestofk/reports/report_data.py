@@ -87,7 +87,7 @@ def page_data(
             for c in findings.means
         ],
         "summary_k": summary_k(first),
-        "differences": [difference_data(one, names) for one in findings.comparisons],
+        "differences": [difference_data(one, names) for one in trained_first(findings)],
         "per_problem": per_problem(findings),
         "solved": solved(findings),
         "diversity": diversity(findings.diversities, names),
@@ -99,16 +99,17 @@ def page_data(
     }  # fmt: skip
 
 
+def trained_first(findings: Findings) -> list[Comparison]:
+    """The comparisons, those of trained runs before those with the start."""
+    starts = {source.name for source in findings.sources if described(source) == "start"}
+    return sorted(findings.comparisons, key=lambda one: one.a in starts or one.b in starts)
+
+
 def verdicts(findings: Findings) -> list[str]:
-    """The effect of every run against the first, in the first metric."""
-    if not findings.comparisons:
-        return []
-    lead = findings.comparisons[0]
-    return [
-        effects(one)
-        for one in findings.comparisons
-        if one.metric == lead.metric and one.a == lead.a
-    ]
+    """The effects in the first metric: against the first trained run, and against the first run."""
+    ordered, first = trained_first(findings), findings.comparisons[:1]
+    pairs = {(one.metric, one.a) for one in (*ordered[:1], *first)}
+    return [effects(one) for one in ordered if (one.metric, one.a) in pairs]
 
 
 def described(source: Source) -> str:

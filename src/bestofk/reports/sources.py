@@ -95,7 +95,10 @@ def load_file(
         say(f"{path} {100 * position // max(total, 1)}%")
 
     samples = read(path, name=name, progress=progress, **reading)
-    facts = {**facts_of(settings_beside(path)), **samples.metadata}
+    settings = settings_beside(path)
+    facts = {**facts_of(settings), **samples.metadata}
+    if path.parent.name == "evaluations" and "evaluation.split" in settings:
+        facts["task"] = f"{facts.get('task', 'task')}, {settings['evaluation.split']} split"
     facts["seed"] = facts.get("seed", seeds_of(path))
     return Source(
         name=name,

@@ -139,12 +139,8 @@ function differences() {
 function scatter(openProblems) {
   const { ids, measures } = DATA.per_problem;
   if (DATA.runs.length < 2 || !measures.length) return null;
-  let state = {
-    measure: measures[0].key,
-    k: measures[0].k[Math.min(1, measures[0].k.length - 1)],
-    a: 0,
-    b: 1,
-  };
+  const { a, b } = DATA.differences[0] ?? { a: 0, b: 1 };
+  let state = { measure: measures[0].key, k: measures[0].k[Math.min(1, measures[0].k.length - 1)], a, b };
   const measure = () => measures.find((m) => m.key === state.measure);
   const values = (run) => measure().values[measure().k.indexOf(state.k)][run];
   const label = () => state.measure.replace("k", state.k);

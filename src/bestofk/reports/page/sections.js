@@ -112,6 +112,11 @@ function summary() {
     "samples",
     "unscored",
   ];
+  const recorded = (fact) =>
+    perRun(
+      DATA.runs.map((_, run) => ({ run })),
+      ({ run }) => DATA.runs[run][fact] ?? "not recorded",
+    );
   // A narrow screen shows the same table on its side, so that nothing has to be scrolled to.
   const columnsOfRuns = measure.curves.map(cellsOf);
   const turned = head.map((name, i) => [name, ...columnsOfRuns.map((cells) => cells[i + 1])]);
@@ -136,10 +141,9 @@ function summary() {
       { class: "small soft" },
       seedsOf(DATA.runs.map((_, run) => run)),
       ". Models: ",
-      perRun(
-        DATA.runs.map((_, run) => ({ run })),
-        ({ run }) => DATA.runs[run].model ?? "not recorded",
-      ),
+      recorded("model"),
+      ". Tasks: ",
+      recorded("task"),
       ".",
     ),
   );
