@@ -138,6 +138,7 @@ EQUAL: Table = {
         (r"\frac{180}{\pi}", r"\frac{180}{\pi}^\circ"),
         ("2023-01-02", "2023-1-2"),
         ("CAT", r"\text{cat}"),
+        (r"\text{north-west}", r"\text{north} - \text{west}"),
         ("3:4", r"\frac{3}{4}"),
         ("xy", "yx"),
         ("abc", "cba"),
@@ -347,6 +348,7 @@ DIFFERENT: Table = {
         ("5", "infinity"),
     ],
     "in words": [
+        ("east", r"-\text{east}"),
         ("0", "no solution"),
         (r"\emptyset", "no"),
         (r"\emptyset", "no solution other than 3"),

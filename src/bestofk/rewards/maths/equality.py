@@ -22,6 +22,8 @@ _CHOICE = re.compile(r"([A-Z])|\( ?([A-Za-z]) ?\)|\\text\{([A-Za-z])\}")
 _LONG_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 _HOUR = re.compile(r"\d ?[ap]\.?m\.?", re.IGNORECASE)
 _SPOKEN = frozenset(("no", "yes", "odd", "one", "two", "six", "ten"))
+_HYPHEN = re.compile(r"(?<=[\w}])\s*-")
+"""Between words; elsewhere it is a sign."""
 _DATE = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2})([-/.])(\d{1,2})\6((?:\d\d)?\d\d)")
 _CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::[0-5]\d)?")
 _CAPITALS = re.compile("[A-Z]{2,}|[A-Z][a-z]{2}")
@@ -102,7 +104,7 @@ def _is_spoken(text: str) -> bool:
 
 
 def _spoken(text: str) -> str:
-    words = text.replace("\\text{", " ").replace("}", " ").replace(".", "").replace("-", " ")
+    words = _HYPHEN.sub(" ", text).replace("\\text{", " ").replace("}", " ").replace(".", "")
     return " ".join(words.casefold().split()).strip("() ")
 
 
