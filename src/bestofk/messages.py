@@ -10,9 +10,13 @@ from collections.abc import Iterable
 
 
 def closest(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The name that is most like a word, if any is like it."""
-    near = difflib.get_close_matches(str(word), list(names), n=1, cutoff=cutoff)
-    return near[0] if near else None
+    """The name that is most like a word, if any is like it; the first of equals."""
+
+    def likeness(name: str) -> float:
+        return difflib.SequenceMatcher(None, name, str(word)).ratio()
+
+    near = max(names, key=likeness, default=None)
+    return near if near is not None and likeness(near) >= cutoff else None
 
 
 OTHER_NAMES = {

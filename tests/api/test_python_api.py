@@ -299,6 +299,9 @@ def test_few_problems_are_noted_with_the_number_that_would_do() -> None:
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": [{"prompt": "?"}], "data": "tiny-countdown"}, "data come after it"),
         ({"data": [{"colour": "red"}] * 9}, "colour"),
+        ({"data": 42}, "data is rows .*; got 42"),
+        ({"settings": ["optimizer.schedule"]}, "settings is a dict"),
+        ({"dir": ""}, "leave it out for one in runs/"),
         ({"reward": lambda completion, missing: 1.0}, "missing"),
     ],
 )
@@ -311,7 +314,7 @@ def test_no_folder_is_made_before_objective_data_and_model_are_known_to_be_good(
         "objective": "max@2", "samples_per_prompt": 4, "max_new_tokens": 8, "steps": 1,
     }  # fmt: skip
     with pytest.raises((ValueError, OSError), match=said):
-        bestofk.train(**{**whole, **faulty}, dir=tmp_path / "run")
+        bestofk.train(**{**whole, "dir": tmp_path / "run", **faulty})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -341,7 +344,7 @@ if len(sys.argv) > 1:
                         max_new_tokens=8, evaluate_every=0, dir="run",
                         settings={"sampling.prompts_per_step": 4})
 else:
-    run = bestofk.train("tiny-countdown", reward=reward, resume="run")
+    run = bestofk.train("tiny-countdown", reward=reward, resume="moved")
 print("returned", run)
 """
 
@@ -364,9 +367,10 @@ def test_a_stopped_run_does_not_return_to_the_script(
     assert "resume='run'" in said
     assert 0 < len(read_metrics(tmp_path / "run")) < 6
     if number == signal.SIGTERM:
+        (tmp_path / "run").rename(tmp_path / "moved")  # with its rows
         done = script()
-        assert "returned run: max@2, 6 steps" in done.stdout, done.stderr
-        assert (tmp_path / "run" / "final" / "config.json").is_file()
+        assert "returned moved: max@2, 6 steps" in done.stdout, done.stderr
+        assert (tmp_path / "moved" / "final" / "config.json").is_file()
 
 
 def test_an_objective_with_options_that_it_needs_is_recorded_with_them():

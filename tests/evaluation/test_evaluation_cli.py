@@ -41,7 +41,7 @@ def test_eval_shows_mapping_metrics_and_intervals(
     assert "reward=correct" in text
     for word in ("pass@8", "maj@8", "95% over problems", "these problems only", "band, all k"):
         assert word in text
-    assert "distinct wrong answers among 16" in text
+    assert "diversity, counted in a draw of m = 16 samples" in text
 
 
 def test_eval_as_json_is_complete_and_valid(
@@ -109,7 +109,7 @@ def test_graded_rewards_show_max_at_k(tmp_path: Path, capsys: pytest.CaptureFixt
         (["eval", "FILE", "--map", "reward"], "--map takes key=value"),
         (["compare", "FILE", "FILE", "--at", "0"], "--at takes k of at least 1"),
         (["eval", "FILE", "--columns", "reward=rewards"], "no column 'rewards'"),  # the former name
-        (["eval", "FILE", "--metric", "passk"], "unknown metric 'passk'; did you mean"),
+        (["eval", "FILE", "--metric", "passk"], "unknown metric 'passk'; did you mean 'pass@k'"),
         (["compare", "FILE"], "at least two runs, got 1; or two metrics of one file"),
         (["compare", "FILE", "FILE"], "two runs are called 'a' ("),
         (["compare", "a=FILE", "a=FILE"], "two runs are called 'a'"),

@@ -147,6 +147,8 @@ def test_a_person_plays_the_model_with_tools_and_with_text(played: Any) -> None:
     lines = [line for line in shown.splitlines() if line.startswith("[environment]")]
     assert lines == ["[environment] 1 lines", "[environment] 1 lines", "[environment] 4 lines"]
     assert "=== 0.5 partial" in shown
+    shown = played("one\ntwo\n", *ROWS, "game.py:Lines", "--limit", "turns=2")
+    assert "ended by: turns, after 2 turns" in shown
 
 
 def test_a_task_without_an_environment_is_answered_once(played: Any) -> None:

@@ -150,6 +150,10 @@ def name_of(function: Any) -> str:
 
 def free_folder(directory: str | PathLike[str] | None, model: str, objective: str) -> Path:
     """The run's folder: as stated, else the first that is free in runs/."""
+    if directory == "":
+        raise ValueError(
+            "dir is the run's folder, got an empty text: leave it out for one in runs/"
+        )
     if directory is not None:
         return Path(directory)
     words = f"{Path(model).name}-{objective}"

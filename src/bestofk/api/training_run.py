@@ -183,6 +183,10 @@ def train(
         KeyboardInterrupt, SystemExit: the run was stopped by a signal; resume it.
     """
     let_threads_sleep()
+    if not isinstance(settings or {}, Mapping):
+        raise ValueError(
+            f'settings is a dict, {{"optimizer.schedule": "cosine"}}; got {settings!r}'
+        )
     verifier, name = named_reward(reward)
     classes = None if environment is None else as_environment(environment)
     if resume is not None:

@@ -45,6 +45,8 @@ class TaskShowOptions(VerbOptions):
     """Position of the first prompt shown."""
     environment: str = option("NAME", default="")
     """With --play, what answers you: "file.py:Class", "package.module:Class", python or repair."""
+    limit: tuple[str, ...] = option("KEY=VALUE", default=())
+    """With --play, limits of a trajectory, such as turns=3, by their names in task.limits."""
     option: tuple[str, ...] = option("KEY=VALUE", default=())
     """Option of the task (a JSON value or a word); may be repeated."""
     judge: bool = True
@@ -171,6 +173,7 @@ def play_prompts(arguments: TaskShowOptions) -> int:
         name=arguments.task,
         options=json_pairs(arguments.option),
         environment=arguments.environment or None,
+        limits=TurnLimits(**json_pairs(arguments.limit)),
     )
     chosen, own, environments = task_judge_environment(section)
     name = arguments.split or chosen.splits[0]
@@ -178,7 +181,7 @@ def play_prompts(arguments: TaskShowOptions) -> int:
         try:
             for prompt in prompts_of(arguments, name, chosen.split(name)):
                 print(f"--- {prompt.id}")
-                print(f"{said_of(play(prompt, judge, environments, TurnLimits()))}\n")
+                print(f"{said_of(play(prompt, judge, environments, section.limits))}\n")
         except (EOFError, KeyboardInterrupt):
             print("\nended before a reward")
     return 0

@@ -111,6 +111,8 @@ def _from_python(source: Any, split: str) -> list[Row]:
                 f"data by split has no {split!r}, it has {', '.join(map(str, source))}"
             )
         source = source[split]
+    if not isinstance(source, Iterable):
+        raise ValueError(f"data is rows (dicts), a file or the name of a task; got {source!r:.80}")
     rows = list(source)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):

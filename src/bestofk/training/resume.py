@@ -13,7 +13,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter
 
 from bestofk import runs
-from bestofk.config import Config, to_toml
+from bestofk.config import Config, in_folder, to_toml
 from bestofk.learning import Learner
 from bestofk.storage import write_atomically
 from bestofk.training.batch import ProcessGroup, RolloutBatch, slots_of
@@ -71,7 +71,7 @@ def restore(
     """Load a checkpoint into the learner; return where the run stood, and its queue of batches."""
     if checkpoint is None:
         return RunState(), []
-    old = Config(**checkpoint.state["config"])
+    old = in_folder(Config(**checkpoint.state["config"]), Path(settings.run.dir))
     check_resumed(old, settings.recipe)
     state = RunState(**checkpoint.state["state"])
     run = settings.run
