@@ -406,7 +406,11 @@ def test_best_of_a_model_here_ends_as_solve_does() -> None:
     ("prompts", "options", "said"),
     [
         (["a"], {}, "what chooses: verifier=, scorer= or vote=True"),
-        (["a"], {"procedure": "best@8"}, "a procedure is max@8, pass@8, retry@8, select@8, maj@8"),
+        (
+            ["a"],
+            {"procedure": "best@8"},
+            "a procedure that chooses is max@8, pass@8, retry@8, select@8, maj@8",
+        ),
         (["a"], {"procedure": "retry@8"}, "chosen by the verifier: state verifier="),
         (["a"], {"vote": True, "name": ""}, "state name="),
         ("a", {"vote": True}, "prompts are a list"),

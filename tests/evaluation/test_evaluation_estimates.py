@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bestofk.evaluation import Metric, curve, samples
-from bestofk.evaluation.per_problem import values_by_k
+from bestofk.evaluation.per_problem import MetricRules, values_by_k
 from bestofk.evaluation.voting import MOST_ORDERS, walk
 from bestofk.objectives import maj_at_k
 
@@ -65,7 +65,7 @@ def test_majority_curve_is_the_mean_over_all_subsets(vote: Callable[..., float])
     correct = (answers == 1).astype(float)
     names = [[None if a < 0 else int(a) for a in row] for row in answers]
     run = samples(correct, answers=names, problems=[f"{i}" for i in range(6)])
-    table = values_by_k(run, "maj@k", np.arange(6), 8, threshold=None, seed=0)
+    table = values_by_k(run, "maj@k", np.arange(6), np.arange(1, 9), MetricRules())
     for k in range(1, 9):
         for row, labels, right in zip(table, names, correct):
             subsets = list(combinations(range(8), k))
@@ -81,7 +81,7 @@ def test_majority_in_random_orders_agrees_with_the_exact_vote(
     correct = (answers == 1).astype(float)
     run = samples(correct, answers=answers.tolist())
     monkeypatch.setattr("bestofk.evaluation.voting.EXACT_WORK", 0)
-    table = values_by_k(run, "maj@k", np.arange(6), 12, threshold=None, seed=0)
+    table = values_by_k(run, "maj@k", np.arange(6), np.arange(1, 13), MetricRules())
     assert not np.allclose(table[:, 4], maj_at_k(answers, correct, 5))  # orders were drawn
     for k in (1, 2, 3, 5, 8, 12):
         exact = maj_at_k(answers, correct, k)

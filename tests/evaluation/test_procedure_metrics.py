@@ -119,8 +119,6 @@ def test_at_least_two_of_k_is_compared_planned_and_typed_with_its_k(tmp_path, ca
     metric: Any = "atleast2@k"
     planned: Any = plan(4, metric, pilots=[RUN], threshold=0.3, width=0.3)
     assert planned.rows
-    with pytest.raises(ValueError, match="its value on each problem"):
-        curve(RUN, "subsets@k")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown metric 'atleast0@k'; did you mean"):
         curve(RUN, "atleast0@k")  # type: ignore[arg-type]
 
@@ -173,7 +171,7 @@ def test_a_soft_choice_is_one_of_k_in_proportion_to_the_exponential_of_its_score
               "maj@k:weighted")  # fmt: skip
 
 
-def test_a_price_is_for_retry_alone_and_is_never_negative():
+def test_a_price_is_for_retry_alone_and_is_never_negative(tmp_path, capsys):
     run = samples([[0, 1, 1, 0], [0, 0, 1, 0], [1, 1, 1, 0]] * 3, name="a")
     for metric in ("pass@k", "max@k", "pass^k", "mean"):
         with pytest.raises(
@@ -185,6 +183,15 @@ def test_a_price_is_for_retry_alone_and_is_never_negative():
     for price in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="a number of at least 0, got"):
             curve(run, "retry@k", price=price)
+    for metric, own in (("max@k", 0.0), ("retry@k", 0.1)):
+        file = tmp_path / "a.jsonl"
+        rows = ({"problem_id": p, "reward": r} for p, row in enumerate(REWARDS) for r in row)
+        file.write_text("\n".join(map(json.dumps, rows)))
+        words = ["--metric", "max@k,retry@k", "--price", "0.1", "--threshold", "1", "--json"]
+        assert main(["eval", str(file), *words]) == 0
+        shown = {each["metric"]: each for each in json.loads(capsys.readouterr().out)[0]["curves"]}
+        alone = curve(RUN, metric, threshold=1.0, price=own)  # type: ignore[arg-type]
+        np.testing.assert_allclose(shown[metric]["estimate"], alone.estimate)
     (both,) = compare([run, run], ["max@k", "retry@k"], at=[3], price=0.1)
     retry = curve(run, "retry@k", price=0.1).at(3).value
     assert both.difference == pytest.approx(retry - curve(run, "max@k").at(3).value)

@@ -13,7 +13,7 @@ import numpy as np
 from bestofk.evaluation import Metric, samples
 from bestofk.evaluation.curves import reward_bounds
 from bestofk.evaluation.intervals import draws_for, over_problems
-from bestofk.evaluation.per_problem import values_by_k
+from bestofk.evaluation.per_problem import MetricRules, values_by_k
 from bestofk.objectives import Objective
 from bestofk.objectives import objective as objective_of
 from bestofk.procedures.arrays import as_float64, as_numpy, constant, is_array
@@ -101,8 +101,8 @@ def best_of_k_metrics(
     result: dict[str, float] = {}
     metrics: tuple[Metric, ...] = ("pass@k", "max@k")
     for metric, sizes in product(metrics, by_prompts.values()):
-        at, chosen = np.array(sizes) - 1, np.flatnonzero(table.live >= sizes[-1])
-        values = values_by_k(table, metric, chosen, sizes[-1], threshold=passing, seed=0)[:, at]
+        chosen = np.flatnonzero(table.live >= sizes[-1])
+        values = values_by_k(table, metric, chosen, np.array(sizes), MetricRules(passing))
         interval = over_problems(
             values,
             reward_bounds([table], metric, None)[0],

@@ -1,4 +1,4 @@
-"""Read samples, evaluate and compare runs, write a report, and measure a batch's signal."""
+"""Read samples, evaluate and compare runs, write a report."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 from bestofk import evaluation
 from bestofk.evaluation import Comparison, Curve, Metric
 from bestofk.evaluation.per_problem import default_metric
-from bestofk.objectives import Objective
-from bestofk.objectives import signal as measure_signal
-from bestofk.objectives.diagnostics import Signal
 from bestofk.samples import Samples
 
 
@@ -46,17 +43,6 @@ class ReportFile:
         paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self.verdicts)
         path = html.escape(str(self.path), quote=True)
         return f'<p><a href="{path}">{path}</a></p>{paragraphs}'
-
-
-class SignalResult(Signal):
-    """How many groups of a batch teach an objective something."""
-
-    def __repr__(self) -> str:
-        used = self.groups - self.dropped
-        lost = f"; {self.unscored} samples unscored" if self.unscored else ""
-        return f"{used - self.silent} of {used} groups carry signal; k ≤ {self.largest_k}{lost}"
-
-    __str__ = __repr__
 
 
 def read(source: Any, *, name: str | None = None, **options: Any) -> Samples:
@@ -119,7 +105,7 @@ def evaluate(
         metric: by default pass@k for rewards 0 and 1 or with a threshold, else max@k.
         threshold: a reward of at least this passes.
         cluster: the column of the file or DataFrame that says which problems are alike.
-        options: confidence, seed, bounds, small, …: as for `bestofk.evaluation.curve`.
+        options: confidence, seed, bounds, value, …: as for `bestofk.evaluation.curve`.
 
     Raises:
         ValueError: k exceeds the samples per problem; a metric that the rewards do not have.
@@ -127,14 +113,12 @@ def evaluate(
     >>> evaluate([[1, 0, 0, 1], [0, 0, 0, 0]]).at(2).value.__round__(3)
     0.417
     """
-    ks = sorted({k} if isinstance(k, int) else set(k or ()))
+    ks = (k,) if isinstance(k, int) else tuple(k or ())
     if isinstance(what, SampledRun):
         what = what.sample(n=max(ks, default=None))
     samples = read(what, **({"cluster": cluster} if cluster else {}))
     chosen = metric or default_metric([samples], threshold)
-    options |= {"k_max": max(ks, default=None), "threshold": threshold}
-    result = evaluation.curve(samples, chosen, **options)
-    return replace(result, shown=tuple(ks))
+    return evaluation.curve(samples, chosen, ks=ks, threshold=threshold, **options)
 
 
 def compare(
@@ -162,14 +146,13 @@ def compare(
     >>> compare(a, b).at(1).value
     0.5
     """
-    ks = sorted({k} if isinstance(k, int) else set(k or ()))
+    ks = (k,) if isinstance(k, int) else tuple(k or ())
     runs = [read(each, **({"cluster": cluster} if cluster else {})) for each in (a, b)]
     if runs[0].name == runs[1].name:
         runs = [read(run, name=f"{run.name} ({letter})") for run, letter in zip(runs, "ab")]
     chosen = metric or default_metric(runs, threshold)
-    options |= {"k_max": max(ks, default=None), "threshold": threshold}
-    (result,) = evaluation.compare(runs, chosen, **options)
-    return replace(result, shown=tuple(ks))
+    (result,) = evaluation.compare(runs, chosen, ks=ks, threshold=threshold, **options)
+    return result
 
 
 def report(what: Any, out: str | PathLike[str] = "report.html", **options: Any) -> ReportFile:
@@ -205,15 +188,3 @@ def _argument(run: Any) -> str:
             "to a JSONL file and read that"
         )
     return f"{run.name}={path}"
-
-
-def signal(rewards: Any, objective: str | Objective, /, **inputs: Any) -> SignalResult:
-    """How many groups of a batch teach the objective something, and the largest k they support.
-
-    Args:
-        rewards: (P, n), or flat with groups=; live=, groups= and the rest as in `advantages`.
-
-    >>> signal([[0, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 0]], "max@2")
-    1 of 3 groups carry signal; k ≤ 3
-    """
-    return SignalResult(**vars(measure_signal(rewards, objective, **inputs)))

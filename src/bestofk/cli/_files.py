@@ -18,13 +18,15 @@ class ReadingOptions(VerbOptions):
     """How files are read, and what every number is made with."""
 
     scores: str = option("COLUMN", default="")
-    """Column that chooses one of k, for select@k."""
+    """Column that chooses, or votes (maj@k:weighted)."""
+    value: str = option("FILE.py:NAME", default="")
+    """Your function of k samples, for subsets@k."""
     price: float = 0.0
-    """Price of a draw in reward, for retry@k."""
+    """Price in reward of a draw or token, for retry@k."""
     threshold: float | None = None
     """A reward of at least this passes."""
     bounds: tuple[float, float] | None = option("LOW HIGH", default=None)
-    """The least and the greatest reward there can be, where that is not 0 and 1."""
+    """Range of rewards or values, where not 0 to 1."""
     map: tuple[str, ...] = option("ROLE=COLUMN", "--columns", default=())
     """Override the detected columns; `ROLE=` leaves one out. Roles: problem_id, sample_id, reward,
     answer, completion, prompt, ..."""
@@ -38,8 +40,6 @@ class ReadingOptions(VerbOptions):
     """Level of the intervals."""
     seed: int = 0
     """Seed of the bootstrap: the same seed gives the same numbers."""
-    resamples: int | None = None
-    """Draws of the bootstrap and sign flips; by default as many as the printed digits need."""
 
     def reading(self) -> dict[str, Any]:
         """What `read` takes."""
@@ -52,9 +52,12 @@ class ReadingOptions(VerbOptions):
         }
 
     def numbers(self) -> dict[str, Any]:
-        """What estimates, tests and pages take."""
-        names = ("threshold", "bounds", "confidence", "seed", "resamples", "price")
-        return {name: getattr(self, name) for name in names}
+        """What estimates, tests, pages and plans take."""
+        from bestofk.rewards import load_function
+
+        names = {"threshold", "bounds", "confidence", "seed", "resamples", "price"}
+        numbers = {name: each for name, each in self if name in names}
+        return numbers | {"value": load_function(self.value, "function") if self.value else None}
 
 
 class FileOptions(ReadingOptions):
@@ -75,12 +78,11 @@ class FileOptions(ReadingOptions):
     """Also print the table in LaTeX."""
     wide: bool = False
     """Show all columns: bands, intervals for these problems only, wins and losses."""
+    resamples: int | None = None
+    """Draws of the bootstrap and sign flips; by default as many as the printed digits need."""
 
     def numbers(self) -> dict[str, Any]:
-        return super().numbers() | {
-            "k_max": max(self.ks(), default=None),
-            "small": self.small,
-        }
+        return super().numbers() | {"ks": self.ks(), "small": self.small}
 
     def reading(self) -> dict[str, Any]:
         return super().reading() | {"judge": self.judge or None}

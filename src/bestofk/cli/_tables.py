@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bestofk.cli._terminal import say
+from bestofk.evaluation.results import MEASURES
 from bestofk.evaluation.verdict_words import (
     ASSUMED,
     decimals,
@@ -20,7 +20,7 @@ from bestofk.evaluation.verdict_words import (
 from bestofk.storage import json_safe
 
 if TYPE_CHECKING:
-    from bestofk.evaluation.results import Comparison, Curve, Diversity, Measure, Plan
+    from bestofk.evaluation.results import Comparison, Curve, Diversity, Plan
     from bestofk.samples import Samples
 
 
@@ -76,12 +76,12 @@ def ends(low: float, high: float) -> str:
     return f"{low:.{places}f} to {high:.{places}f}"
 
 
-def print_curve(curve: Curve, ks: Sequence[int], *, wide: bool = False) -> None:
+def print_curve(curve: Curve, *, wide: bool = False) -> None:
     """The curve at some k: the interval to quote, or every interval named for what it is."""
     passing = "" if curve.threshold is None else f", pass = reward ≥ {curve.threshold:g}"
     intervals = [curve.interval, curve.band, curve.fixed][: 3 if wide else 1]
     rows = []
-    for k in sorted(set(ks)) or powers_of_two(curve.k):
+    for k in curve.shown or powers_of_two(curve.k):
         at = curve.place(k)
         name = metric_at(curve.metric, k)
         shown = (ends(each.low[at], each.high[at]) for each in intervals)
@@ -96,12 +96,12 @@ def print_curve(curve: Curve, ks: Sequence[int], *, wide: bool = False) -> None:
         say(f"  note: {note}")
 
 
-def print_turns(by_turns: Mapping[int, Curve], ks: Sequence[int]) -> None:
+def print_turns(by_turns: Mapping[int, Curve]) -> None:
     """The best of k trajectories of at most T turns; nothing where there are no trajectories."""
     if not by_turns:
         return
     last = by_turns[max(by_turns)]
-    shown = sorted(set(ks)) or sorted({1, *powers_of_two(last.k)[2::2], int(last.k[-1])})
+    shown = last.shown or sorted({1, *powers_of_two(last.k)[2::2], int(last.k[-1])})
     rows = []
     for k in shown:
         for turns, curve in by_turns.items():
@@ -113,11 +113,11 @@ def print_turns(by_turns: Mapping[int, Curve], ks: Sequence[int]) -> None:
     table(("", "estimate", percent(last.confidence)), rows)
 
 
-def print_comparison(comparison: Comparison, ks: Sequence[int], *, wide: bool = False) -> None:
+def print_comparison(comparison: Comparison, *, wide: bool = False) -> None:
     """The paired difference at some k, and the verdict."""
     sure, level = percent(comparison.confidence), 1 - comparison.confidence
     rows, two = [], " against " in comparison.metric
-    for k in ks or powers_of_two(comparison.k):
+    for k in comparison.shown or powers_of_two(comparison.k):
         at, one = comparison.place(k), comparison.at(k)
         places = one.decimals
         row = [
@@ -160,41 +160,29 @@ def print_comparison(comparison: Comparison, ks: Sequence[int], *, wide: bool = 
         say(f"  note: {note}")
     say(comparison.verdict)
     chosen = comparison.k if len(comparison.k) < comparison.k[-1] else comparison.k[:1]
-    for k in ks or chosen.tolist():
+    for k in comparison.shown or chosen.tolist():
         say(comparison.quote(k))
     say("")
 
 
-def print_for_papers(
-    result: Curve | Comparison, ks: Sequence[int], *, latex: bool, methods: bool
-) -> None:
+def print_for_papers(result: Curve | Comparison, *, latex: bool, methods: bool) -> None:
     """What a paper needs, as asked for; never wrapped, so that it can be copied."""
-    shown = replace(result, shown=tuple(ks))
-    for printed, make in ((latex, shown.to_latex), (methods, shown.methods)):
+    for printed, make in ((latex, result.to_latex), (methods, result.methods)):
         if printed:
             print(f"{make()}\n")
 
 
 def print_diversity(diversity: Diversity) -> None:
     """What is known about the variety of samples; nothing where nothing is."""
-    named: list[tuple[str, Measure]] = [
-        (f"distinct answers among {diversity.m}", diversity.distinct),
-        ("effective number of answers", diversity.effective),
-        (f"distinct wrong answers among {diversity.m}", diversity.distinct_wrong),
-        (f"distinct correct answers among {diversity.m}", diversity.distinct_correct),
-        ("distinct answers among 4 wrong", diversity.distinct_among_wrong),
-        ("compression ratio of completions", diversity.compression),
-        ("entropy of a completion, nats", diversity.entropy),
-        ("entropy per token, nats", diversity.entropy_per_token),
-    ]
+    measures = ((label, getattr(diversity, name)) for name, label, _ in MEASURES)
     rows = [
-        (name, f"{m.value:.3f}", ends(m.low, m.high), f"{m.problems}")
-        for name, m in named
+        (label, f"{m.value:.3f}", ends(m.low, m.high), f"{m.problems}")
+        for label, m in measures
         if m.problems
     ]
     if rows:
         sure = f"{percent(diversity.confidence)} over problems"
-        say(f"{diversity.name}: diversity")
+        say(f"{diversity.name}: diversity, counted in a draw of m = {diversity.m} samples")
         table(("", "mean", sure, "problems"), rows)
     if diversity.no_answer > 0:
         say(f"  {diversity.no_answer:.1%} of samples have no answer")

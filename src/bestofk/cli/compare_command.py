@@ -22,7 +22,7 @@ class CompareOptions(FileOptions):
 
     groups: ClassVar = {
         "Files": ("runs", "map", "where"),
-        "Test": ("at", "all_pairs", "cluster", "metric", "scores", "threshold", "bounds"),
+        "Test": ("at", "all_pairs", "cluster", "metric", "scores", "value", "threshold", "bounds"),
         "Output": ("wide", "k", "latex", "methods"),
     }
 
@@ -60,6 +60,6 @@ def main(argv: list[str]) -> int:
     for source in sources:
         _tables.print_source(source)
     for each in result:
-        _tables.print_comparison(each, chosen.ks(), wide=chosen.wide)
-        _tables.print_for_papers(each, chosen.ks(), latex=chosen.latex, methods=chosen.methods)
+        _tables.print_comparison(each, wide=chosen.wide)
+        _tables.print_for_papers(each, latex=chosen.latex, methods=chosen.methods)
     return 0

@@ -22,7 +22,7 @@ class EvalOptions(FileOptions):
 
     groups: ClassVar = {
         "Files": ("targets", "map", "where"),
-        "Numbers": ("k", "metric", "scores", "price", "threshold", "bounds", "cluster"),
+        "Numbers": ("k", "metric", "scores", "value", "price", "threshold", "bounds", "cluster"),
         "Output": ("wide", "diversity", "latex", "methods"),
     }
 
@@ -49,10 +49,9 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
     for run, result in zip(runs, everything):
         _tables.print_source(run)
         for each in result["curves"]:
-            ks = chosen.ks() if each.metric != "mean" else ()
-            _tables.print_curve(each, ks, wide=chosen.wide)
-            _tables.print_for_papers(each, ks, latex=chosen.latex, methods=chosen.methods)
-        _tables.print_turns(result["by_turns"], chosen.ks())
+            _tables.print_curve(each, wide=chosen.wide)
+            _tables.print_for_papers(each, latex=chosen.latex, methods=chosen.methods)
+        _tables.print_turns(result["by_turns"])
         if result["diversity"] is not None:
             _tables.print_diversity(result["diversity"])
     return 0
@@ -61,10 +60,13 @@ def show(runs: list[Samples], chosen: EvalOptions) -> int:
 def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     """The results on one run."""
     from bestofk.evaluation import curve, curves_by_turns, diversity
+    from bestofk.evaluation.per_problem import options_of, rules_of
     from bestofk.evaluation.results import OF_PASSES
 
     numbers = chosen.numbers()
     metrics = metrics_of(chosen, [run])
+    own = {name: numbers.pop(name) for name in ("price", "value")}
+    rules_of(metrics, **own)
     metric = metrics[0]
     if not chosen.metric and metric == "max@k":
         metrics.append("mean")
@@ -75,7 +77,7 @@ def findings(run: Samples, chosen: EvalOptions) -> dict[str, Any]:
     return {
         "name": run.name,
         "metadata": dict(run.metadata),
-        "curves": [curve(run, each, **numbers) for each in metrics],
+        "curves": [curve(run, each, **numbers, **options_of(each, **own)) for each in metrics],
         "by_turns": curves_by_turns(run, metric, **numbers),
         "diversity": diversity(run, **passing) if chosen.diversity and judged else None,
     }

@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from bestofk.cli._options import VerbOptions, option, parsed
+from bestofk.cli._files import ReadingOptions
+from bestofk.cli._options import option, parsed
 from bestofk.sections import Count, Positive
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class PlanOptions(VerbOptions):
+class PlanOptions(ReadingOptions):
     """How many problems and samples a wanted interval or power takes."""
 
     examples: ClassVar = (
@@ -22,14 +23,15 @@ class PlanOptions(VerbOptions):
         "bestofk plan --k 8 --metric maj@k --width 0.05 --pilot a.jsonl",
     )
 
+    groups: ClassVar = {
+        "Goal": ("k", "metric", "width", "power", "effect", "at", "n", "problems", "confidence"),
+        "Problems": ("pilot", "population", "scores", "value", "price", "threshold", "cluster"),
+    }
+
     k: Count
     """The k of the metric."""
     metric: str = "pass@k"
     """As in bestofk eval; all but pass@k take a --pilot with the columns they need."""
-    scores: str = option("COLUMN", default="")
-    """Column of the pilot that chooses one of k (select@k), or has the votes of maj@k:weighted."""
-    price: float = 0.0
-    """Price of a draw in reward, for retry@k; of a token, for retry@k:tokens."""
     width: Share | None = None
     """Wanted full width of the interval over problems."""
     power: Annotated[float, Field(gt=0.05, lt=1)] | None = None
@@ -46,12 +48,6 @@ class PlanOptions(VerbOptions):
     """Number of problems, where that is fixed."""
     n: tuple[Count, ...] = ()
     """Samples per problem to consider; by default k, 2k, ... 32k."""
-    threshold: float | None = None
-    """A reward of at least this passes (pilot files)."""
-    cluster: str | None = option("COLUMN", default=None)
-    """The column of the pilot that says which problems are alike: plan for as many in a cluster."""
-    confidence: float = 0.95
-    """Level of the interval, or of the test."""
 
 
 def main(argv: list[str]) -> int:
@@ -62,19 +58,15 @@ def main(argv: list[str]) -> int:
 
     if len(chosen.pilot) > 2:
         raise ValueError(f"one or two pilot files, got {len(chosen.pilot)}")
-    columns = {"score": chosen.scores} if chosen.scores else {}
-    pilots = [read(path, cluster=chosen.cluster, columns=columns) for path in chosen.pilot]
+    pilots = [read(path, **chosen.reading()) for path in chosen.pilot]
     people = None
     if chosen.metric == "pass@k":
         people = population(pilots, k=chosen.k, shape=chosen.population, threshold=chosen.threshold)
     elif chosen.population:
         raise ValueError("--population is for pass@k: other metrics take a --pilot")
-    names = (
-        *("k", "metric", "threshold", "price", "width", "power", "effect", "n", "problems", "at"),
-        "confidence",
-    )
+    names = ("k", "metric", "width", "power", "effect", "n", "problems", "at")
     goal = {name: getattr(chosen, name) for name in names}
-    result = plan(pilots=pilots, people=people, **goal)
+    result = plan(pilots=pilots, people=people, **goal, **chosen.numbers())
     if chosen.as_json:
         print(_tables.as_json(result))
     else:

@@ -28,7 +28,17 @@ class ReportOptions(ReadingOptions):
 
     groups: ClassVar = {
         "Files": ("runs", "out"),
-        "Page": ("title", "metrics", "scores", "threshold", "bounds", "cluster", "k", "samples"),
+        "Page": (
+            "title",
+            "metrics",
+            "scores",
+            "value",
+            "threshold",
+            "bounds",
+            "cluster",
+            "k",
+            "samples",
+        ),
         "Follow a run": ("watch", "port"),
     }
 
@@ -45,6 +55,8 @@ class ReportOptions(ReadingOptions):
     """The largest k; problems with fewer scored samples are left out and counted."""
     samples: NaturalNumber = SAMPLES
     """About how many samples go on the page; 0 for none (under 1 MB then)."""
+    resamples: int | None = None
+    """Draws of the bootstrap and sign flips; by default as many as the printed digits need."""
     watch: bool = False
     """Serve the page on this machine and follow the runs while they train; writes no file."""
     port: int = 8877

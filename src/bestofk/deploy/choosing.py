@@ -48,7 +48,9 @@ def deployed(procedure: str) -> tuple[Chooser, int]:
     name, _, k = procedure.partition("@")
     if name not in BY_PROCEDURE or not (k.isascii() and k.isdigit()):
         known = ", ".join(f"{each}@8" for each in BY_PROCEDURE)
-        raise ValueError(f"a procedure is {known}, or with another k, got {procedure!r}")
+        raise ValueError(
+            f"a procedure that chooses is {known}, or with another k, got {procedure!r}"
+        )
     return BY_PROCEDURE[name], int(k)
 
 

@@ -18,12 +18,13 @@ from typing import Any, Literal
 import numpy as np
 
 from bestofk.messages import counted
+from bestofk.procedures.subsets import Worth
 from bestofk.samples import Samples
 from bestofk.samples.sample_arrays import in_clusters
 
-from .curves import check_confidence, reward_bounds, select
+from .curves import check_confidence, evaluated_k, reward_bounds, select
 from .intervals import bounds_of_means, by_cluster, draws_for, log_grid, tail_rank
-from .per_problem import check_metric, check_price, is_zero_one, passes_and_samples, values_by_k
+from .per_problem import is_zero_one, passes_and_samples, rules_of, values_by_k
 from .rare_losses import rare_loss_test
 from .results import Comparison, Crossing, Interval, Metric
 from .sign_flips import LEAST_FLIPS, SAME, FlipTests, sign_flip_tests
@@ -40,6 +41,7 @@ def compare(
     metric: Metric | Sequence[Metric] = "pass@k",
     *,
     k_max: int | None = None,
+    ks: Sequence[int] = (),
     at: int | Sequence[int] | None = None,
     pairs: Literal["first", "all"] = "first",
     threshold: float | None = None,
@@ -49,6 +51,7 @@ def compare(
     resamples: int | None = None,
     seed: int = 0,
     price: float = 0.0,
+    value: Worth | None = None,
 ) -> list[Comparison]:
     """Compare runs pair by pair, over the problems that all of them have.
 
@@ -61,7 +64,7 @@ def compare(
         resamples: sign flips; by default as many as the printed digits need.
         metric: as in `curve`; or one for each of two runs, which may be the same samples: is voting
             better than the reward model at k = 8?
-        k_max, threshold, bounds, small, confidence, seed, price: as in `curve`.
+        k_max, ks, threshold, bounds, small, confidence, seed, price, value: as in `curve`.
 
     Raises:
         ValueError: fewer than two runs, no common problem, n < k.
@@ -73,9 +76,7 @@ def compare(
     'b is better at k = 1 (+0.500 at k = 1) than a (12 problems, p ≤ 0.05).'
     """
     metrics = [metric] * len(runs) if isinstance(metric, str) else list(metric)
-    for each in metrics:
-        check_metric(each)
-    check_price(price, metrics)
+    rules = rules_of(metrics, threshold=threshold, price=price, value=value, bounds=bounds)
     if len(runs) < 2:
         raise ValueError(
             f"a comparison takes at least two runs, got {len(runs)}; or two metrics of one file: "
@@ -87,13 +88,14 @@ def compare(
         )
     label = metrics[0] if len({*metrics}) == 1 else f"{metrics[1]} against {metrics[0]}"
     tested = _chosen_k(at, metrics)
+    k_max = max(ks, default=None) if k_max is None else k_max
     k_max = k_max if tested is None else max(int(tested[-1]), k_max or 0)
     common, rows_by_run, k_max, notes = _common(runs, metrics, k_max, small)
-    k = np.arange(1, k_max + 1) if tested is None else tested
+    k = evaluated_k(metrics, k_max, ks) if tested is None else tested
     resamples = draws_for(len(common), LEAST_FLIPS) if resamples is None else resamples
     check_confidence(confidence, resamples)
     tables = [
-        values_by_k(run, each, rows, k_max, threshold=threshold, seed=seed, price=price)[:, k - 1]
+        values_by_k(run, each, rows, k, rules, seed=seed)
         for run, each, rows in zip(runs, metrics, rows_by_run)
     ]
     ranges = [
@@ -127,7 +129,9 @@ def compare(
             confidence,
             rng,
         )
-        notes_here = notes + assumed + _pair_notes(runs[a], runs[b]) + findings.pop("notes")
+        notes_here = (
+            notes + rules.notes + assumed + _pair_notes(runs[a], runs[b]) + findings.pop("notes")
+        )
         result.append(
             Comparison(
                 a=names[0],
@@ -149,6 +153,7 @@ def compare(
                 seed=seed,
                 clusters=None if clusters is None else len(units),
                 notes=notes_here,
+                shown=tuple(sorted({*ks})),
                 **findings,
             )
         )
@@ -322,7 +327,7 @@ def crossings(curves: np.ndarray, k: np.ndarray, start: float) -> np.ndarray:
 
 def _solved(run: Samples, rows: np.ndarray, metric: Metric, threshold: float | None) -> np.ndarray:
     """(P',) whether any sample passes; nobody where "pass" is not defined."""
-    undefined = metric in ("max@k", "mean") or (
+    undefined = metric in ("max@k", "mean", "subsets@k") or (
         metric.startswith("select@k") and not is_zero_one(run)
     )
     if undefined and threshold is None:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from bestofk.messages import counted
+from bestofk.procedures import SUBSETS
+from bestofk.procedures.subsets import Worth
 from bestofk.samples import Samples
 
 from .difficulty import fit, sampling_variance
@@ -21,14 +23,15 @@ from .intervals import (
     over_problems,
 )
 from .per_problem import (
-    check_metric,
-    check_price,
+    MetricRules,
     costs_of_a_draw,
     draws_by_k,
     pass_curve,
     passes_and_samples,
+    rules_of,
     values_by_k,
     variance_of_one,
+    variance_of_own,
 )
 from .results import OF_PASSES, Curve, Interval, Metric
 from .verdict_words import ASSUMED, metric_at, percent, powers_of_two
@@ -39,6 +42,7 @@ def curve(
     metric: Metric = "pass@k",
     *,
     k_max: int | None = None,
+    ks: Sequence[int] = (),
     threshold: float | None = None,
     bounds: tuple[float, float] | None = None,
     small: Literal["error", "drop"] = "error",
@@ -46,15 +50,19 @@ def curve(
     resamples: int | None = None,
     seed: int = 0,
     price: float = 0.0,
+    value: Worth | None = None,
 ) -> Curve:
     """The unbiased estimate of a metric for k = 1..k_max, with its intervals.
 
     Args:
         samples: one run.
         metric: "pass@k", "max@k", "maj@k", "select@k" (the best-scored of k is used), "retry@k"
-            (draws until one passes, at most k), "pass^k" (all k right) or "mean"; with rules as
-            those of objectives, "maj@k:weighted:ties-wrong".
-        k_max: the largest k; by default the fewest scored samples of any problem that has one.
+            (draws until one passes, at most k), "pass^k" (all k right), "subsets@k" (`value`) or
+            "mean"; with rules as those of objectives, "maj@k:weighted:ties-wrong".
+        k_max: the largest k; by default that of `ks`, or the fewest scored samples of any problem
+            that has one.
+        ks: those that will be shown; subsets@k is evaluated at these alone, by default at powers
+            of two.
         threshold: reward ≥ threshold passes; without it rewards must be 0 or 1.
         bounds: the least and greatest reward there can be; by default [0, 1] where all rewards lie
             inside, else the observed range, with a note.
@@ -64,16 +72,19 @@ def curve(
         confidence, seed: of the intervals.
         price: what one draw (of retry@k:tokens, one token) costs, in units of reward: retry@k is
             the reward less that.
+        value: what k samples are worth, for subsets@k: (rewards, scores, answers) → a number
+            within `bounds`, by default [0, 1].
 
     Raises:
         ValueError: n < k; rewards that need a threshold; no scored sample at all.
     """
-    check_metric(metric)
-    check_price(price, [metric])
+    rules = rules_of([metric], threshold=threshold, price=price, value=value, bounds=bounds)
+    k_max = max(ks, default=None) if k_max is None else k_max
     rows, k_max, notes = select(samples, metric, k_max, small)
     resamples = draws_for(len(rows)) if resamples is None else resamples
     check_confidence(confidence, resamples)
-    values = values_by_k(samples, metric, rows, k_max, threshold=threshold, seed=seed, price=price)
+    k = evaluated_k([metric], k_max, ks)
+    values = values_by_k(samples, metric, rows, k, rules, seed=seed)
     ends, guessed = reward_bounds([samples], metric, bounds, price=price, k_max=k_max)
     if metric.startswith("retry@k"):
         what = "token" if metric == "retry@k:tokens" else "draw"
@@ -88,13 +99,13 @@ def curve(
         rng=np.random.default_rng(seed),
         clusters=clusters,
     )
-    fixed = fixed_set(samples, metric, rows, values, ends, threshold, confidence, price)
+    fixed = fixed_set(samples, metric, rows, values, k, ends, rules, confidence)
     live = samples.live
     gone = sorted(set(range(len(samples.problems))) - set(rows.tolist()))
     return Curve(
         name=samples.name,
         metric=metric,
-        k=np.arange(1, values.shape[1] + 1),
+        k=k,
         estimate=values.mean(axis=0),
         interval=spread.interval,
         fixed=fixed,
@@ -111,7 +122,8 @@ def curve(
         resamples=resamples,
         seed=seed,
         clusters=None if clusters is None else int(clusters.max()) + 1,
-        notes=notes + guessed + _warnings(samples, spread.informative),
+        notes=notes + rules.notes + guessed + _warnings(samples, spread.informative),
+        shown=() if metric == "mean" else tuple(sorted({*ks})),
     )
 
 
@@ -129,6 +141,14 @@ def curves_by_turns(samples: Samples, metric: Metric, **options: Any) -> dict[in
     shown = sorted({longest, *(2**i for i in range(longest.bit_length()) if 2**i < longest)})
     runs = {turns: samples.within(turns, lowest=lowest) for turns in shown}
     return {turns: curve(run, metric, **options) for turns, run in runs.items()}
+
+
+def evaluated_k(metrics: Sequence[Metric], k_max: int, ks: Sequence[int]) -> np.ndarray:
+    """1..k_max; of a function of one's own, which takes long, those that are shown."""
+    every = np.arange(1, k_max + 1)
+    if SUBSETS.metric not in metrics:
+        return every
+    return np.unique(np.array(ks or powers_of_two(every)))
 
 
 def _cost_notes(
@@ -257,6 +277,8 @@ def reward_bounds(
     rewards had to be guessed."""
     if metric.startswith(OF_PASSES):
         return (0.0, 1.0), ()
+    if metric == SUBSETS.metric:
+        return bounds or (0.0, 1.0), ()
     if price and metric.startswith("retry@k"):
         (low, high), notes = reward_bounds(runs, metric, bounds)
         cheapest, dearest = np.transpose([costs_of_a_draw(run, metric) for run in runs])
@@ -265,8 +287,6 @@ def reward_bounds(
     ends = [(float(np.nanmin(run.rewards)), float(np.nanmax(run.rewards))) for run in runs]
     low, high = min(one for one, _ in ends), max(other for _, other in ends)
     if bounds is not None:
-        if not bounds[0] < bounds[1]:
-            raise ValueError(f"bounds are a lower and a greater upper end, got {bounds}")
         for run, (lowest, highest) in zip(runs, ends):
             if lowest < bounds[0] or highest > bounds[1]:
                 raise ValueError(
@@ -308,10 +328,10 @@ def fixed_set(
     metric: Metric,
     rows: np.ndarray,
     values: np.ndarray,
+    k: np.ndarray,
     bounds: tuple[float, float],
-    threshold: float | None,
+    rules: MetricRules,
     confidence: float,
-    price: float = 0.0,
 ) -> Interval:
     """An interval for the mean over *these* problems: estimate ± z √(Σ_p Var_p) / P.
 
@@ -321,15 +341,17 @@ def fixed_set(
     and exact at k = 1. Where no variance was seen, a rule-of-three term keeps the width above zero.
     """
     live = samples.live[rows].astype(float)
-    k, mean = np.arange(1, values.shape[1] + 1), values.mean(axis=0)
+    mean = values.mean(axis=0)
     if metric.startswith("pass"):
-        passes, n = passes_and_samples(samples, threshold)
+        passes, n = passes_and_samples(samples, rules.threshold)
         hits = passes[rows] if metric == "pass@k" else (n - passes)[rows]
         variance = _sampling_variance(hits, n[rows], len(k))
+    elif metric == SUBSETS.metric:
+        variance = variance_of_own(samples, rows, k, rules).sum(axis=0)
     else:
         single = values * (1.0 - values)
         if not metric.startswith(OF_PASSES):
-            single = variance_of_one(samples, metric, rows, len(k), threshold, price)
+            single = variance_of_one(samples, metric, rows, len(k), rules)
         # single is short by Var_p itself; n/(n-k) makes that good, up to half of the samples
         at = np.minimum(k, np.maximum(live[:, None] // 2, 1)).astype(int)
         one = np.take_along_axis(single, at - 1, axis=1)

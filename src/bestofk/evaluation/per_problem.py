@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bestofk.messages import unknown
-from bestofk.procedures import MAX, PROCEDURES, SELECT
+from bestofk.procedures import MAX, PROCEDURES, SELECT, SUBSETS
 from bestofk.procedures.estimates import zero_one
 from bestofk.procedures.grouping import gather, lay_out, scatter_groups
 from bestofk.procedures.majority import ballots, whole_votes
 from bestofk.procedures.retries import draws_by_k as expected_draws
+from bestofk.procedures.subsets import SETS, Worth, worths
 from bestofk.samples import Samples
 
 from .results import METRICS, Metric
@@ -22,6 +24,57 @@ from .voting import exact_takes_too_long, numbered_within, vote_in_orders
 
 CurveOf: TypeAlias = Callable[..., np.ndarray]
 """(rewards (g, n), k_max, inputs by name) → (g, k_max), as `Procedure.curve`."""
+
+
+@dataclass(frozen=True)
+class MetricRules:
+    """What a metric is defined by beside its name."""
+
+    threshold: float | None = None
+    """A reward of at least this passes."""
+    price: float = 0.0
+    """Of one draw, for retry@k; of one token, for retry@k:tokens."""
+    value: Worth | None = None
+    """What k samples are worth, for subsets@k."""
+    ends: tuple[float, float] = (0.0, 1.0)
+    """Between which `value` lies."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whose function was used."""
+        name = getattr(self.value, "__qualname__", repr(self.value))
+        said = f"subsets@k is the mean of {name} over sets of k samples: all, or {SETS} of them"
+        return () if self.value is None else (said,)
+
+
+def rules_of(
+    metrics: Sequence[str],
+    *,
+    threshold: float | None = None,
+    price: float = 0.0,
+    value: Worth | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> MetricRules:
+    """An error where a metric or an option is none, or where an option is missing or is of none."""
+    for each in metrics:
+        check_metric(each)
+    if not 0 <= price < math.inf:
+        raise ValueError(f"price is what one draw costs, a number of at least 0, got {price!r}")
+    if price and not any(each.startswith("retry@k") for each in metrics):
+        raise ValueError(f"a price of draws is for retry@k, and the metric is {metrics[0]}")
+    if value is None and SUBSETS.metric in metrics:
+        raise ValueError("subsets@k is a function of yours: --value file.py:name, in Python value=")
+    if value is not None and SUBSETS.metric not in metrics:
+        raise ValueError(f"a function of k samples is for subsets@k, the metric is {metrics[0]}")
+    if bounds is not None and not bounds[0] < bounds[1]:
+        raise ValueError(f"bounds are a lower and a greater upper end, got {bounds}")
+    return MetricRules(threshold, price, value, bounds or (0.0, 1.0))
+
+
+def options_of(metric: str, price: float, value: Worth | None = None) -> dict[str, Any]:
+    """Of price and function those that are the metric's, where several metrics share them."""
+    own = value if metric == SUBSETS.metric else None
+    return {"price": price * metric.startswith("retry@k"), "value": own}
 
 
 def passing(samples: Samples, threshold: float | None) -> np.ndarray:
@@ -84,41 +137,76 @@ def values_by_k(
     samples: Samples,
     metric: Metric,
     rows: np.ndarray,
-    k_max: int,
+    k: np.ndarray,
+    rules: MetricRules,
     *,
-    threshold: float | None,
-    seed: int,
-    price: float = 0.0,
+    seed: int = 0,
 ) -> np.ndarray:
-    """The unbiased estimate of `metric` for each problem of `rows` and k = 1..k_max: (P', k_max).
+    """The unbiased estimate of `metric` for each problem of `rows` and every k: (P', K).
 
     Args:
-        rows: indices of the problems that count; each has at least k_max scored samples.
-        price: of one draw, for retry@k; of one token, for retry@k:tokens.
+        rows: indices of the problems that count; each has at least as many scored samples as the
+            largest k.
     """
+    if metric == SUBSETS.metric:
+        return _of_own(np.mean, samples, rows, k, rules)
+    k_max, threshold = int(k.max()), rules.threshold
     if metric.startswith(("pass", "atleast")):
         passes, live = passes_and_samples(samples, threshold)
         passes, live = passes[rows], live[rows]
         if metric == "pass@k":
-            return pass_curve(passes, live, k_max)
+            return pass_curve(passes, live, k_max)[:, k - 1]
         if count := ATLEAST.fullmatch(metric):
-            return at_least_curve(passes, live, int(count[1]), k_max)
-        return 1.0 - pass_curve(live - passes, live, k_max)
-    if metric == "mean":
-        rewards, groups, _ = _scored(samples, rows)
-        return (np.bincount(groups, rewards) / np.bincount(groups))[:, None]
+            return at_least_curve(passes, live, int(count[1]), k_max)[:, k - 1]
+        return 1.0 - pass_curve(live - passes, live, k_max)[:, k - 1]
     how, rewards, needs, groups = _what_is_used(samples, metric, rows, threshold)
     if "answers" in needs:
         answers, votes = ballots(needs["answers"], needs.get("scores"))
         sizes = np.bincount(groups)
         if exact_takes_too_long(sizes, votes, k_max):
             ties = how.arguments["ties"]  # type: ignore[attr-defined]
-            return vote_in_orders(rewards, answers, votes, sizes, k_max, seed, ties)
+            return vote_in_orders(rewards, answers, votes, sizes, k_max, seed, ties)[:, k - 1]
     values = _by_problem(how, k_max, groups, rewards, **needs)
-    if price and metric.startswith("retry@k"):
+    if rules.price and metric.startswith("retry@k"):
         tokens = tokens_of(samples) if metric == "retry@k:tokens" else None
-        return values - price * draws_by_k(samples, rows, k_max, threshold, tokens)
+        values = values - rules.price * draws_by_k(samples, rows, k_max, threshold, tokens)
+    return values[:, k - 1]
+
+
+def _of_own(
+    statistic: Callable[..., np.ndarray],
+    samples: Samples,
+    rows: np.ndarray,
+    k: np.ndarray,
+    rules: MetricRules,
+) -> np.ndarray:
+    """A statistic over sets of what one's own function says of them: (P', K)."""
+    values = np.empty((len(rows), len(k)))
+    for place, row in enumerate(rows):
+        at = samples.offsets[row] + np.flatnonzero(~np.isnan(samples.rewards[samples.of(row)]))
+        scores = None if samples.scores is None else samples.scores[None, at]
+        answers = None if samples.answers is None else samples.answers[None, at].astype(object)
+        if answers is not None:
+            answers[answers < 0] = None
+        own: Any = {"value": rules.value, "ends": rules.ends, "scores": scores, "answers": answers}
+        sets = (worths(samples.rewards[None, at], int(each), **own) for each in k)
+        values[place] = [statistic(each) for each in sets]
     return values
+
+
+def variance_of_own(
+    samples: Samples, rows: np.ndarray, k: np.ndarray, rules: MetricRules
+) -> np.ndarray:
+    """At most Var(estimate) of each problem by one's own function: (P', K).
+
+    As of others, from the spread over sets of k, and a little more as they are at most `SETS`;
+    where k is over half of the samples, the largest variance there can be.
+    """
+    live = samples.live[rows].astype(float)[:, None]
+    largest = (rules.ends[1] - rules.ends[0]) ** 2 / 4
+    share = k / np.maximum(live - k, 1.0) + 1.0 / SETS
+    spread = share * _of_own(np.var, samples, rows, k, rules)
+    return np.where(2 * k <= live, np.minimum(spread, largest), largest)
 
 
 def tokens_of(samples: Samples) -> np.ndarray:
@@ -138,14 +226,6 @@ def costs_of_a_draw(samples: Samples, metric: Metric) -> tuple[float, float]:
         return 1.0, 1.0
     tokens = tokens_of(samples)
     return float(np.nanmin(tokens)), float(np.nanmax(tokens))
-
-
-def check_price(price: float, metrics: Sequence[Metric]) -> None:
-    """An error where it is no price, or no metric has one."""
-    if not 0 <= price < math.inf:
-        raise ValueError(f"price is what one draw costs, a number of at least 0, got {price!r}")
-    if price and not any(each.startswith("retry@k") for each in metrics):
-        raise ValueError(f"a price of draws is for retry@k, and the metric is {metrics[0]}")
 
 
 def _what_is_used(
@@ -235,31 +315,23 @@ def _scored(samples: Samples, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def variance_of_one(
-    samples: Samples,
-    metric: Metric,
-    rows: np.ndarray,
-    k_max: int,
-    threshold: float | None,
-    price: float,
+    samples: Samples, metric: Metric, rows: np.ndarray, k_max: int, rules: MetricRules
 ) -> np.ndarray:
     """Var(result of k) over the k-subsets of each problem: (P', k_max). For the fixed-set interval.
 
     The price of draws adds at most what one that costs least or k that cost most would.
     """
-    how, rewards, scores, groups = _what_is_used(samples, metric, rows, threshold)
+    how, rewards, scores, groups = _what_is_used(samples, metric, rows, rules.threshold)
     above = rewards - rewards.min()
     first, second = (_by_problem(how, k_max, groups, each, **scores) for each in (above, above**2))
     spread = np.sqrt(np.maximum(second - first**2, 0.0))
-    cheapest, dearest = costs_of_a_draw(samples, metric) if price else (0.0, 0.0)
-    return np.asarray((spread + price * (dearest * np.arange(1, k_max + 1) - cheapest) / 2) ** 2)
+    cheapest, dearest = costs_of_a_draw(samples, metric) if rules.price else (0.0, 0.0)
+    return np.asarray(
+        (spread + rules.price * (dearest * np.arange(1, k_max + 1) - cheapest) / 2) ** 2
+    )
 
 
 def check_metric(metric: str) -> None:
     """Raise an error for an unknown metric, naming the nearest."""
-    if metric.startswith("subsets@"):
-        raise ValueError(
-            "subsets@k is a function of yours: bestofk.procedures.SUBSETS.curve gives its value on "
-            "each problem, and evaluate or compare with metric='mean' takes those values"
-        )
     if metric not in METRICS and not ATLEAST.fullmatch(metric):
         raise unknown("metric", metric, (*METRICS, "atleast2@k"))

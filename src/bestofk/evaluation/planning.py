@@ -22,14 +22,16 @@ from statistics import NormalDist
 
 import numpy as np
 
+from bestofk.procedures import SUBSETS
 from bestofk.procedures.binomials import subset_share
+from bestofk.procedures.subsets import Worth
 from bestofk.samples import Samples
 
 from .comparison import compare
 from .curves import reward_bounds
 from .difficulty import fit, miss, sampling_variance
 from .intervals import bounds_of_means, by_cluster, log_grid, tail_rank
-from .per_problem import check_metric, check_price, pass_curve, passes_and_samples, values_by_k
+from .per_problem import MetricRules, pass_curve, passes_and_samples, rules_of, values_by_k
 from .rare_losses import least_gain
 from .results import Metric, Plan, PlanRow
 from .sign_flips import sign_flip_tests
@@ -161,7 +163,9 @@ def plan(
     *,
     pilots: Sequence[Samples] = (),
     threshold: float | None = None,
+    bounds: tuple[float, float] | None = None,
     price: float = 0.0,
+    value: Worth | None = None,
     width: float | None = None,
     power: float | None = None,
     effect: float | None = None,
@@ -178,7 +182,8 @@ def plan(
         k: of the metric.
         metric: as in `curve`. How rewards, scores and answers go together is taken from a pilot,
             whose problems and samples are drawn again; pass@k takes `people`.
-        pilots, threshold, price: for metrics other than pass@k: one run; two for the differences.
+        pilots: for metrics other than pass@k: one run; two for the differences.
+        threshold, bounds, price, value: as in `curve`.
         width: wanted full width of the interval over problems (quoted: the bounded bootstrap).
         power: wanted chance that `compare` finds `effect` at k between two runs on the same
             problems, corrected over all k up to n.
@@ -186,7 +191,7 @@ def plan(
         people: the population of problems (`population`).
         n: samples per problem to consider; by default k, 2k, 4k, ... 32k.
         problems: how many there are, where that is given; then rows say what is reached.
-        at: plan for a comparison at this k alone (`compare --at`).
+        at: plan for a comparison at this k alone (`compare --at`); true of subsets@k.
         seed: of the simulations.
 
     Raises:
@@ -202,11 +207,11 @@ def plan(
     if options[0] < k:
         name = metric_at(metric, k)
         raise ValueError(f"{name} needs at least {k} samples per problem, got n = {options[0]}")
-    check_metric(metric)
-    check_price(price, [metric])
+    rules = rules_of([metric], threshold=threshold, price=price, value=value, bounds=bounds)
+    at = at or metric == SUBSETS.metric
     if metric != "pass@k":
-        people = _people_of(pilots, metric, k, threshold, price)
-        ends = reward_bounds(pilots, metric, None, price=price, k_max=k)[0]
+        people = _people_of(pilots, metric, k, rules)
+        ends = reward_bounds(pilots, metric, bounds, price=price, k_max=k)[0]
     people = people or population()
     target = width or power or 0.0
     change = effect or 0.0
@@ -226,7 +231,7 @@ def plan(
             reached = width_of(_passes(people, k, samples), (0.0, 1.0), confidence, seed)
         else:
             runs = [*pilots, pilots[0]][:2] if power is not None else pilots[:1]
-            values = _drawn_again(runs, metric, k, samples, at or not power, threshold, price, rng)
+            values = _drawn_again(runs, metric, k, samples, at or not power, rules, rng)
             if power is None:
                 reached = width_of(_from_pool(values[0][:, -1]), ends, confidence, seed)
             else:
@@ -307,9 +312,7 @@ def _gaps_of_pair(
     return np.asarray(b - a)
 
 
-def _people_of(
-    pilots: Sequence[Samples], metric: Metric, k: int, threshold: float | None, price: float
-) -> Population:
+def _people_of(pilots: Sequence[Samples], metric: Metric, k: int, rules: MetricRules) -> Population:
     """What a plan from pilots rests on, in words, and the effect of clusters."""
     if not pilots:
         raise ValueError(
@@ -320,7 +323,7 @@ def _people_of(
     rows = np.flatnonzero(run.live >= k)
     if not rows.size:
         raise ValueError(f"{run.name}: no problem has {k} scored samples to plan {metric} from")
-    values = values_by_k(run, metric, rows, k, threshold=threshold, seed=0, price=price)[:, -1:]
+    values = values_by_k(run, metric, rows, np.array([k]), rules)
     clusters = run.cluster_of(rows)
     effect = design_effect(values, clusters)
     text = f"problems and samples of {run.name} drawn again ({len(rows)} problems)"
@@ -335,8 +338,7 @@ def _drawn_again(
     k: int,
     n: int,
     at: bool,
-    threshold: float | None,
-    price: float,
+    rules: MetricRules,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
     """Values of POOLED random problems with n samples each, drawn with replacement: for each run,
@@ -365,11 +367,7 @@ def _drawn_again(
             scores=None if run.scores is None else run.scores[flat],
             tokens=None if run.tokens is None else run.tokens[flat],
         )
-        values = values_by_k(
-            again, metric, np.arange(POOLED), int(columns.max()) + 1, threshold=threshold, seed=0,
-            price=price,
-        )  # fmt: skip
-        tables.append(values[:, columns])
+        tables.append(values_by_k(again, metric, np.arange(POOLED), columns + 1, rules))
     return tables
 
 

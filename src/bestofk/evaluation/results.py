@@ -26,8 +26,8 @@ from .verdict_words import (
 )
 
 Metric: TypeAlias = Literal[
-    "pass@k", "max@k", "maj@k", "select@k", "retry@k", "pass^k", "mean", "select@k:soft",
-    "retry@k:tokens", "maj@k:ties-wrong", "maj@k:ties-count", "maj@k:weighted",
+    "pass@k", "max@k", "maj@k", "select@k", "retry@k", "pass^k", "mean", "subsets@k",
+    "select@k:soft", "retry@k:tokens", "maj@k:ties-wrong", "maj@k:ties-count", "maj@k:weighted",
     "maj@k:weighted:ties-wrong", "maj@k:weighted:ties-count",
 ]  # fmt: skip
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -318,6 +318,23 @@ class Diversity:
     """Share of samples without an answer."""
     confidence: float
     notes: tuple[str, ...] = ()
+
+
+MEASURES = (
+    ("distinct", "distinct answers", "in a draw of m samples"),
+    ("effective", "effective number of answers", "1 / Σ share²; 1 = always the same"),
+    ("distinct_wrong", "distinct wrong answers", "among the wrong ones of m samples"),
+    ("distinct_correct", "distinct correct answers", "among the correct ones of m samples"),
+    (
+        "distinct_among_wrong",
+        "distinct answers among 4 wrong",
+        "1 = always the same, 4 = no repeats",
+    ),
+    ("compression", "compression ratio", "text size over compressed size; more = more repetitive"),
+    ("entropy", "entropy per completion", "mean −log-probability, nats"),
+    ("entropy_per_token", "entropy per token", "nats"),
+)
+"""Of `Diversity`: the field, its name and what it says."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bestofk.procedures import PROCEDURES
+from bestofk.procedures import PROCEDURES, SUBSETS
+from bestofk.procedures.subsets import SETS
 from bestofk.samples.sample_arrays import in_clusters, per_problem
 
 POWER = 0.84
@@ -165,7 +166,8 @@ def meaning(metric: str) -> str:
 
 def methods(result: Any) -> str:
     """A paragraph for a paper: what was estimated and how, from what was computed."""
-    unbiased = ", by the unbiased estimator over all k-subsets of a problem's samples"
+    sets = f"at most {SETS}" if SUBSETS.metric in result.metric else "all"
+    unbiased = f", by the unbiased estimator over {sets} k-subsets of a problem's samples"
     what = " against ".join(meaning(each) for each in result.metric.split(" against "))
     what += unbiased * (result.metric != "mean" and not result.metric.startswith("maj@k"))
     problems = in_clusters(len(result.problems), result.clusters)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from bestofk.messages import counted
 from bestofk.procedures.arrays import (
     Array,
     as_float64,
@@ -26,7 +25,7 @@ from bestofk.procedures.grouping import DroppedGroups, gather, lay_out
 from .objective import Objective, advantages, objective
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Signal:
     """What a batch of groups offers an objective."""
 
@@ -47,12 +46,10 @@ class Signal:
         used = self.groups - self.dropped
         return self.silent / used if used else 0.0
 
-    def __str__(self) -> str:
-        return (
-            f"{self.objective}: {self.silent} of {self.groups - self.dropped} groups without "
-            f"signal ({self.silent_share:.0%}), {self.dropped} dropped, "
-            f"{counted(self.unscored, 'sample')} unscored; supports k up to {self.largest_k}"
-        )
+    def __repr__(self) -> str:
+        used = self.groups - self.dropped
+        lost = f"; {self.unscored} samples unscored" if self.unscored else ""
+        return f"{used - self.silent} of {used} groups carry signal; k ≤ {self.largest_k}{lost}"
 
 
 def signal(
@@ -64,14 +61,14 @@ def signal(
     groups: Any = None,
     **inputs: Any,
 ) -> Signal:
-    """Count the groups that carry no signal under the objective, as it would weigh them.
+    """How many groups of a batch teach the objective something, and the largest k they support.
 
     Args:
         rewards, live, groups: as in `advantages`.
         inputs: whatever else the objective needs (entropy, progress, rng).
 
-    >>> print(signal([[0, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 0]], "max@2"))
-    max@2: 2 of 3 groups without signal (67%), 0 dropped, 0 samples unscored; supports k up to 3
+    >>> signal([[0, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 0]], "max@2")
+    1 of 3 groups carry signal; k ≤ 3
     """
     chosen = objective(objective_) if isinstance(objective_, str) else objective_
     values, _ = as_float64(rewards, "rewards")

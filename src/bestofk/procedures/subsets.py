@@ -33,6 +33,7 @@ from .symmetric_sums import scaled
 CONTROLS = {each.name: each for each in (MAX, SELECT, MAJ)}
 Worth = Callable[..., float]
 """(rewards, scores, answers) of k samples, in any order → a number; None for what is not given."""
+SETS = 512
 
 
 @lru_cache(128)
@@ -58,26 +59,47 @@ def design(n: int, k: int, sets: int) -> np.ndarray:
     return chosen
 
 
-def _worths(
-    rewards: np.ndarray, sets: np.ndarray, value: Worth, beside: dict[str, Any]
+def worths(
+    rewards: np.ndarray,
+    k: int,
+    *,
+    value: Worth,
+    sets: int = SETS,
+    ends: tuple[float, float] = (-math.inf, math.inf),
+    scores: np.ndarray | None = None,
+    answers: np.ndarray | None = None,
 ) -> np.ndarray:
-    """value of every set: (g, sets)."""
-    worths = np.empty((len(rewards), len(sets)))
+    """value of every set of the design, (g, sets); one outside `ends` is an error."""
+    chosen = design(rewards.shape[-1], k, sets)
+    result = np.empty((len(rewards), len(chosen)))
     for row, group in enumerate(rewards):
-        own = [None if each is None else each[row] for each in beside.values()]
-        for place, chosen in enumerate(sets):
-            parts = (None if each is None else each[chosen] for each in own)
-            worths[row, place] = _number(value(group[chosen], *parts))
-    return worths
+        own = [None if each is None else each[row] for each in (scores, answers)]
+        for place, members in enumerate(chosen):
+            parts = (None if each is None else each[members] for each in own)
+            result[row, place] = _worth(value, (group[members], *parts), ends)
+    return result
 
 
-def _number(worth: Any) -> float:
+def _worth(value: Worth, samples: tuple[Any, ...], ends: tuple[float, float]) -> float:
     try:
-        number = float(worth)
+        worth: Any = value(*samples)
+    except Exception as error:
+        raise ValueError(
+            f"value= of subsets@k is called with (rewards, scores, answers) of {len(samples[0])} "
+            f"samples, and raised {type(error).__name__}: {error}"
+        ) from error
+    is_number = not isinstance(worth, str) and getattr(worth, "shape", ()) == ()
+    try:
+        number = float(worth) if is_number else math.nan
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"value= of subsets@k must return a finite number, got {worth!r:.80}")
+    if not ends[0] <= number <= ends[1]:
+        raise ValueError(
+            f"value= of subsets@k returned {number:g}, outside {ends[0]:g} to {ends[1]:g}: state "
+            "the least and the greatest that it can return, --bounds LOW HIGH"
+        )
     return number
 
 
@@ -113,7 +135,7 @@ def weights(
     k: int,
     *,
     value: Worth,
-    sets: int = 512,
+    sets: int = SETS,
     control: str | None = None,
     scores: Array | None = None,
     answers: np.ndarray | None = None,
@@ -135,8 +157,11 @@ def weights(
     chosen = design(host.shape[-1], k, sets)
     inside = np.zeros((len(chosen), host.shape[-1]))
     np.put_along_axis(inside, chosen, 1.0, axis=1)
-    beside = {"scores": None if scores is None else as_numpy(scores), "answers": answers}
-    worth, exact = _worths(host, chosen, value, beside), np.zeros(host.shape)
+    beside: dict[str, Any] = {
+        "scores": None if scores is None else as_numpy(scores),
+        "answers": answers,
+    }
+    worth, exact = worths(host, k, value=value, sets=sets, **beside), np.zeros(host.shape)
     if control is not None:
         exact, control_worth = _control(control, host, k, chosen, beside, logs)
         worth = worth - control_worth
@@ -157,12 +182,12 @@ def weights(
 
 
 def value_by_k(
-    rewards: Array, k_max: int, *, value: Worth, sets: int = 512, **beside: Any
+    rewards: Array, k_max: int, *, value: Worth, sets: int = SETS, **beside: Any
 ) -> np.ndarray:
     """The mean of value over the design, for k = 1..k_max: (g, k_max)."""
-    host, both = as_numpy(rewards), {name: beside.get(name) for name in ("scores", "answers")}
-    designs = [design(host.shape[-1], k, sets) for k in range(1, k_max + 1)]
-    return np.stack([_worths(host, each, value, both).mean(axis=1) for each in designs], axis=1)
+    given: Any = {"value": value, "sets": sets, **{n: beside.get(n) for n in ("scores", "answers")}}
+    of_k = (worths(as_numpy(rewards), k, **given) for k in range(1, k_max + 1))
+    return np.stack([each.mean(axis=1) for each in of_k], axis=1)
 
 
 SUBSETS = Procedure(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bestofk.evaluation.results import (
+    MEASURES,
     Comparison,
     Curve,
     Diversity,
@@ -26,20 +27,6 @@ from .run_colours import palette_places
 from .sources import Source
 from .training import evaluation_curves, training_curves
 
-DIVERSITY = (
-    ("distinct", "distinct answers", "in a draw of m samples"),
-    ("effective", "effective number of answers", "1 / Σ share²; 1 = always the same"),
-    ("distinct_wrong", "distinct wrong answers", "among the wrong ones of m samples"),
-    ("distinct_correct", "distinct correct answers", "among the correct ones of m samples"),
-    (
-        "distinct_among_wrong",
-        "distinct answers among 4 wrong",
-        "1 = always the same, 4 = no repeats",
-    ),
-    ("compression", "compression ratio", "text size over compressed size; more = more repetitive"),
-    ("entropy", "entropy per completion", "mean −log-probability, nats"),
-    ("entropy_per_token", "entropy per token", "nats"),
-)
 METHODS = (
     "pass@k and max@k are unbiased: averages over all k-subsets of the scored samples of each "
     "problem, then over problems. No number is given for k above the number of scored samples.",
@@ -145,7 +132,7 @@ def measure(key: str, curves: Sequence[Curve], names: Sequence[str]) -> dict[str
     about = meaning(key)
     about = about[0].upper() + about[1:]
     threshold = curves[0].threshold
-    if threshold is not None and key != "max@k":
+    if threshold is not None and key not in ("max@k", "subsets@k"):
         about += f"; a sample passes when its reward is at least {threshold:g}"
     return {
         "key": key,
@@ -167,7 +154,7 @@ def thin(last: int, count: int = 72) -> list[int]:
 
 
 def curve_data(curve: Curve, run: int) -> dict[str, Any]:
-    ks = thin(int(curve.k[-1]))
+    ks = thin(int(curve.k[-1])) if len(curve.k) == curve.k[-1] else curve.k.tolist()
     at = np.searchsorted(curve.k, ks)
     return {
         "run": run,
@@ -268,7 +255,7 @@ def diversity(measured: Sequence[Diversity], names: Sequence[str]) -> dict[str, 
     if not measured:
         return None
     rows = []
-    for field, label, about in DIVERSITY:
+    for field, label, about in MEASURES:
         values: list[Measure] = [getattr(one, field) for one in measured]
         if any(not math.isnan(value.value) for value in values):
             cells = [{"value": v.value, "low": v.low, "high": v.high} for v in values]

@@ -10,7 +10,7 @@ import numpy as np
 
 from bestofk import evaluation
 from bestofk.evaluation import Comparison, Curve, Diversity, Metric
-from bestofk.evaluation.per_problem import check_price, is_zero_one
+from bestofk.evaluation.per_problem import is_zero_one, options_of, rules_of
 from bestofk.samples import Samples
 from bestofk.types import reaches
 
@@ -49,6 +49,7 @@ def evaluate(
     k_max: int | None = None,
     confidence: float = 0.95,
     price: float = 0.0,
+    value: Callable[..., float] | None = None,
     say: Callable[[str], None] = lambda _: None,
     **numbers: Any,
 ) -> Findings:
@@ -58,7 +59,7 @@ def evaluate(
         metrics: which curves; by default pass@k, and max@k where rewards are graded.
         threshold: reward ≥ threshold passes; by default 1 where rewards lie in [0, 1].
         k_max: the largest k; problems with fewer scored samples are then left out and counted.
-        price: of a draw, for retry@k.
+        price, value: as in `curve`, for those metrics that take them.
         say: told what is being computed, for a progress line.
         numbers: bounds, resamples, seed: as in `curve`.
 
@@ -79,10 +80,10 @@ def evaluate(
     depth: dict[str, Any] = {"k_max": k_max, "small": "drop" if k_max else "error"}
     curves: dict[Metric, tuple[Curve, ...]] = {}
     comparisons: list[Comparison] = []
-    check_price(price, shown)
+    rules_of(shown, price=price, value=value)
     for metric in shown if runs else ():
         say(metric)
-        made = {**numbers, **depth, "price": price * metric.startswith("retry@k")}
+        made = {**numbers, **depth, **options_of(metric, price, value)}
         curves[metric] = tuple(evaluation.curve(run, metric, **made) for run in runs)
         if len(runs) > 1:
             say(f"{metric}, paired")

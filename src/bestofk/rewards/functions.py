@@ -36,6 +36,8 @@ def load_function(path: str, what: str = "verifier") -> Any:
         ValueError: no such file or module, it does not import, or it has no such name.
     """
     source, _, name = path.rpartition(":")
+    if not source:
+        raise ValueError(f"cannot load {what} {path!r}: write FILE.py:NAME, as in {EXAMPLE!r}")
     file = Path(source).expanduser().resolve() if source.endswith(".py") else None
     if file is not None and not file.is_file():
         raise ValueError(f"cannot load {what} {path!r}: there is no file {file}")

@@ -200,8 +200,9 @@ def metrics_of(section: EvaluationSection, objective: Objective) -> list[Metric]
     own = [term.metric for term in reversed(objective.terms)]
     for each in section.metrics:
         check_metric(each)
-        if each == "mean":
-            raise ValueError("evaluation.metrics cannot have mean: it is max@1")
+        if each in ("mean", "subsets@k"):
+            why = "it is max@1" if each == "mean" else "bestofk eval measures it, with --value"
+            raise ValueError(f"evaluation.metrics cannot have {each}: {why}")
         if each.startswith("retry") and section.price is None and each not in own:
             raise ValueError(
                 f"evaluation.metrics has {each}, whose price is not known: set evaluation.price to "
