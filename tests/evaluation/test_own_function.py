@@ -136,10 +136,10 @@ def test_the_maximum_as_a_function_has_the_intervals_and_the_test_of_max():
     assert curve(a, **own, threshold=0.3).at(4) == found.at(4)  # as max@k, of rewards as they are
 
 
-@pytest.mark.parametrize("k", [1, 4, 6, 8])
-def test_intervals_for_the_same_problems_cover_new_draws_of_their_samples(k):
-    """Of 200 files with the same 20 problems, at least 93% of the 95% intervals hold the truth."""
-    chances = np.linspace(0.05, 0.95, 20)[:, None]
+@pytest.mark.parametrize(("k", "problems"), [(1, 20), (4, 20), (6, 20), (8, 300)])
+def test_intervals_for_the_same_problems_cover_new_draws_of_their_samples(k, problems):
+    """Of 200 files with the same problems, at least 93% of the 95% intervals hold the truth."""
+    chances = np.linspace(0.05, 0.95, problems)[:, None]
     spread: Any = lambda rewards, scores, answers: abs(2 * rewards.mean() - 1)  # noqa: E731
     counts = np.arange(k + 1)
     ways = np.array([float(len(list(combinations(range(k), c)))) for c in counts])
@@ -148,7 +148,7 @@ def test_intervals_for_the_same_problems_cover_new_draws_of_their_samples(k):
     ).mean()
     held = 0
     for _ in range(200):
-        drawn = samples((RNG.random((20, 8)) < chances) * 1.0)
+        drawn = samples((RNG.random((problems, 8)) < chances) * 1.0)
         found = curve(drawn, "subsets@k", value=spread, ks=[k], resamples=400).fixed
         held += bool(found.low[0] - 1e-9 <= truth <= found.high[0] + 1e-9)
     assert held >= 186

@@ -292,34 +292,6 @@ class Measure:
     """How many problems it is a mean over."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diversity:
-    """How different the samples of one problem are, averaged over problems."""
-
-    name: str
-    m: int
-    """Counts are what a draw of m samples would show, so runs with different n compare."""
-    distinct: Measure
-    """Distinct answers among m samples."""
-    effective: Measure
-    """Effective number of answers: 1 / Σ share²; 1 = always the same, m = all different."""
-    distinct_wrong: Measure
-    """Distinct answers among the wrong ones of m samples: fewer as more are right."""
-    distinct_correct: Measure
-    distinct_among_wrong: Measure
-    """Distinct answers among 4 wrong samples, over problems with as many: the same at every
-    accuracy, as long as the wrong answers are the same."""
-    compression: Measure
-    """Size of a problem's completions over their compressed size: more = more repetitive."""
-    entropy: Measure
-    """Mean -log-probability of a completion, in nats."""
-    entropy_per_token: Measure
-    no_answer: float
-    """Share of samples without an answer."""
-    confidence: float
-    notes: tuple[str, ...] = ()
-
-
 MEASURES = (
     ("distinct", "distinct answers", "in a draw of m samples"),
     ("effective", "effective number of answers", "1 / Σ share²; 1 = always the same"),
@@ -334,7 +306,31 @@ MEASURES = (
     ("entropy", "entropy per completion", "mean −log-probability, nats"),
     ("entropy_per_token", "entropy per token", "nats"),
 )
-"""Of `Diversity`: the field, its name and what it says."""
+"""Of `Diversity`: the field, its name, and what it is or counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diversity:
+    """How different the samples of one problem are, averaged over problems (`MEASURES`)."""
+
+    name: str
+    m: int
+    """Counts are what a draw of m samples would show, so runs with different n compare."""
+    distinct: Measure
+    effective: Measure
+    distinct_wrong: Measure
+    """Fewer as more are right."""
+    distinct_correct: Measure
+    distinct_among_wrong: Measure
+    """Over problems with 4 wrong samples: the same at every accuracy, as long as the wrong answers
+    are the same."""
+    compression: Measure
+    entropy: Measure
+    entropy_per_token: Measure
+    no_answer: float
+    """Share of samples without an answer."""
+    confidence: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
