@@ -132,7 +132,11 @@ def test_the_maximum_as_a_function_has_the_intervals_and_the_test_of_max():
     assert found.at(4).low == pytest.approx(best.at(4).low, abs=0.01)
     widths = [c.fixed.high[c.place(4)] - c.fixed.low[c.place(4)] for c in (found, best)]
     assert widths[1] <= widths[0] <= 1.05 * widths[1]  # a little for at most 512 sets
-    assert "over at most 512 k-subsets" in found.methods()
+    assert "over all, or 512 or more, k-subsets" in found.methods()
+    many = samples(RNG.random((2, 600)))
+    mean = curve(many, "subsets@k", value=lambda rewards, *rest: rewards.mean(), ks=[1, 2])
+    assert mean.estimate[0] == pytest.approx(np.mean(many.rewards), abs=1e-12)
+    assert mean.estimate[1] == pytest.approx(np.mean(many.rewards), abs=0.03)
     assert curve(a, **own, threshold=0.3).at(4) == found.at(4)  # as max@k, of rewards as they are
 
 

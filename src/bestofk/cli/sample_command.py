@@ -200,14 +200,9 @@ class SampleOptions(VerbOptions):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(
-            samples_per_prompt=self.n,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature[0],
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop,
-        )
+        names = ("max_new_tokens", "top_p", "top_k", "stop")
+        same = {name: getattr(self, name) for name in names}
+        return Sampling(samples_per_prompt=self.n, temperature=self.temperature[0], **same)
 
     @property
     def file(self) -> Path:

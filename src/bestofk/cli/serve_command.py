@@ -136,13 +136,8 @@ def main(argv: list[str]) -> int:
     from bestofk.deploy.requests import Rules
     from bestofk.deploy.serving import Service, listening, run
 
-    rules = Rules(
-        k=options.k,
-        by=options.by,
-        threshold=options.threshold,
-        at_once=options.at_once,
-        fields=options.fields,
-    )
+    names = ("k", "by", "threshold", "at_once", "fields")
+    rules = Rules(**{name: getattr(options, name) for name in names})
     limits, address = options.limits, options.base_url
     with ExitStack() as stack:
         judge = stack.enter_context(judge_of(options))

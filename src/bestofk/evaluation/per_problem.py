@@ -43,7 +43,7 @@ class MetricRules:
     def notes(self) -> tuple[str, ...]:
         """Whose function was used."""
         name = getattr(self.value, "__qualname__", repr(self.value))
-        said = f"subsets@k is the mean of {name} over sets of k samples: all, or {SETS} of them"
+        said = f"subsets@k is the mean of {name} over sets of k samples: all, or {SETS} or more"
         return () if self.value is None else (said,)
 
 
@@ -189,6 +189,7 @@ def _of_own(
         if answers is not None:
             answers[answers < 0] = None
         own: Any = {"value": rules.value, "ends": rules.ends, "scores": scores, "answers": answers}
+        own["sets"] = max(SETS, len(at))  # a design needs them for k = 1
         sets = (worths(samples.rewards[None, at], int(each), **own) for each in k)
         values[place] = [statistic(each) for each in sets]
     return values
@@ -199,8 +200,8 @@ def variance_of_own(
 ) -> np.ndarray:
     """At most Var(estimate) of each problem by one's own function: (P', K).
 
-    As of others, from the spread over sets of k, and a little more as they are at most `SETS`;
-    where k is over half of the samples, the largest variance there can be.
+    As for other metrics from the spread over sets of k, and a little more, because not all sets may
+    be evaluated. Where k is over half of the samples, the largest variance there can be.
     """
     live = samples.live[rows].astype(float)[:, None]
     largest = (rules.ends[1] - rules.ends[0]) ** 2 / 4

@@ -166,7 +166,7 @@ def meaning(metric: str) -> str:
 
 def methods(result: Any) -> str:
     """A paragraph for a paper: what was estimated and how, from what was computed."""
-    sets = f"at most {SETS}" if SUBSETS.metric in result.metric else "all"
+    sets = f"all, or {SETS} or more," if SUBSETS.metric in result.metric else "all"
     unbiased = f", by the unbiased estimator over {sets} k-subsets of a problem's samples"
     what = " against ".join(meaning(each) for each in result.metric.split(" against "))
     what += unbiased * (result.metric != "mean" and not result.metric.startswith("maj@k"))
