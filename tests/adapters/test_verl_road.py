@@ -252,13 +252,13 @@ class Again:
         return None if self.rewards[-1] == 1 or len(self.rewards) == 2 else self.maze
 
     def get_reward(self):
-        return max(self.rewards, default=0.0) / len(self.rewards) if self.rewards else 0.0
+        return (1 + self.rewards[1]) / 4 if len(self.rewards) == 2 else sum(self.rewards)
 """
 
 
 @pytest.mark.slow
 def test_verls_own_trainer_plays_an_environment_with_exact_inner_steps(tmp_path):
-    """A wrong path gets the maze again; a path at the second try pays half."""
+    """A wrong path gets the maze again; the second try pays a quarter, a path half."""
     (tmp_path / "again.py").write_text(AGAIN, encoding="utf-8")
     settings = [
         "trainer.total_training_steps=1",
@@ -281,7 +281,7 @@ def test_verls_own_trainer_plays_an_environment_with_exact_inner_steps(tmp_path)
         json.loads(line)
         for line in (tmp_path / "rollouts" / "1.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert {0.0, 0.5, 1.0} >= {row["score"] for row in rows} > {0.5}
+    assert {0.0, 0.25, 0.5, 1.0} >= {row["score"] for row in rows} >= {0.25, 1.0}
     for row in rows:
         assert (row["input"] in row["output"]) == (row["score"] < 1)
 
