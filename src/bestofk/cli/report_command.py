@@ -27,18 +27,8 @@ class ReportOptions(ReadingOptions):
     )
 
     groups: ClassVar = {
-        "Files": ("runs", "out"),
-        "Page": (
-            "title",
-            "metrics",
-            "scores",
-            "value",
-            "threshold",
-            "bounds",
-            "cluster",
-            "k",
-            "samples",
-        ),
+        "Files": ("runs", "out", "title"),
+        "Page": ("metrics", "scores", "value", "threshold", "bounds", "cluster", "k", "samples"),
         "Follow a run": ("watch", "port"),
     }
 
