@@ -22,6 +22,7 @@ from bestofk.sampling.engine import plain_kernels
 from bestofk.sampling.engine.group_sampler import GroupSampler
 from bestofk.sampling.engine.operands import SlotField
 from bestofk.sampling.engine.prefill import Prefill
+from bestofk.sampling.engine.slots import SlotTable
 from bestofk.training import setup
 from bestofk.types import Group, Prompt
 from environments import chat_models
@@ -187,6 +188,21 @@ def test_a_row_that_waits_has_no_slot() -> None:
     found = source(engine(), Together).sample(PROMPTS, seed=5, sampling=SAMPLING)
     expected = source(ModelSampler(model(), tokenizer())).sample(PROMPTS, seed=5, sampling=SAMPLING)
     assert_same(found, expected)
+
+
+def test_new_rows_begin_before_others_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their environments then work while there is something to decode."""
+    admitted: list[int] = []
+    admit = SlotTable.admit
+
+    def noted(self: SlotTable, *args: Any, sequence: np.ndarray, **kwargs: Any) -> None:
+        admitted.extend(sequence.tolist())
+        admit(self, *args, sequence=sequence, **kwargs)
+
+    monkeypatch.setattr(SlotTable, "admit", noted)
+    source(engine()).sample(PROMPTS, seed=5, sampling=SAMPLING)
+    assert admitted[:30] == list(range(30))
+    assert len(admitted) > 40
 
 
 @pytest.mark.parametrize("made", [engine, lambda: ModelSampler(model(), tokenizer())])

@@ -7,8 +7,10 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
+from bestofk.environments.author_calls import AuthorThreads, Calling, R
 from bestofk.environments.author_class import EnvironmentClasses, tools_of
 from bestofk.environments.conversation import OpenConversation, with_observation
 from bestofk.environments.limits import TurnLimits
@@ -32,20 +34,25 @@ def play(
         say_prompt(prompt, {})
         return _judged(prompt, Trajectory(text=typed()), verifier)
     talk = OpenConversation(prompt, limits)
-    talk.begin(environments, seed=0)
+    _result(talk.begin(environments, seed=0))
     shown = with_observation([talk])
     tools = {} if talk.environment is None else tools_of(talk.environment)
     say_prompt(shown, tools)
     while talk.ended_by is None:
         text = typed()
-        for reply in talk.hear(text, hermes(text) or typed_calls(text, tools)):
+        for reply in _result(talk.hear(text, hermes(text) or typed_calls(text, tools))):
             talk.messages.append(reply)
             print(f"[{reply.get('name', 'environment')}] {reply['content']}")
-    talk.finish()
+    _result(talk.finish())
     ended = talk.conversation()
     print(f"ended by: {ended.ended_by}, after {ended.turns} turns")
     last = ended.messages[-1]["content"] if ended.messages else ""
     return _judged(shown, Trajectory(text=last, conversation=ended), verifier)
+
+
+def _result(calling: Calling[R]) -> R:
+    with closing(AuthorThreads(1)) as threads:
+        return threads.results([calling])[0]
 
 
 def _judged(prompt: Prompt, trajectory: Trajectory, verifier: Verifier) -> Verdict:

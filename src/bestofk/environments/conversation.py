@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bestofk.environments.author_calls import AuthorCall, Calling
 from bestofk.environments.author_class import EnvironmentClasses, UnfitRow, class_name, tools_of
 from bestofk.environments.limits import TurnLimits
 from bestofk.environments.tool_calls import ToolCall
 from bestofk.rewards.base import as_verdict, broken
-from bestofk.rewards.time_limit import CallTimeout, limited_call
+from bestofk.rewards.time_limit import CallTimeout
 from bestofk.types import Conversation, Ending, Message, Prompt, Verdict
 
-FAILURES = (Exception, SystemExit, GeneratorExit, CancelledError, CallTimeout)
+FAILURES = (Exception, SystemExit, CancelledError, CallTimeout)
 """What an author's code may raise, all but a KeyboardInterrupt: a `sys.exit` ends no run."""
 
 
@@ -37,7 +38,7 @@ class OpenConversation:
     ended_by: Ending | None = None
     verdict: Verdict | None = None
 
-    def begin(self, environments: EnvironmentClasses, seed: int) -> None:
+    def begin(self, environments: EnvironmentClasses, seed: int) -> Calling[None]:
         """Make an environment and bring it to the problem of the row. One that fails ends the
         trajectory after its first turn, unscored: a trajectory without tokens is none.
 
@@ -52,7 +53,7 @@ class OpenConversation:
             return self.environment.reset(**arguments)
 
         try:
-            added = self._limited(start, {})
+            added = yield AuthorCall(start, {}, self.limits.tool_seconds)
             if not isinstance(added, str | None):
                 raise TypeError(f"reset returns text or None, got {type(added).__name__}")
             self.observation = added
@@ -63,46 +64,49 @@ class OpenConversation:
             where = "" if self.environment is None else ".reset"
             self.verdict = broken(class_name(make) + where, self.prompt, error)
 
-    def hear(self, text: str, calls: Sequence[ToolCall]) -> list[Message]:
+    def hear(self, text: str, calls: Sequence[ToolCall]) -> Calling[list[Message]]:
         """Append a message of the model; what the environment answers, nothing where it ended."""
         self.turns += 1
         self.messages.append({"role": "assistant", "content": text})
-        replies = self._replies(text, calls) if self.ended_by is None else []
+        replies = (yield from self._replies(text, calls)) if self.ended_by is None else []
         if self.ended_by is None and self.turns == self.limits.turns:
             self.ended_by = "turns"
         return [] if self.ended_by else replies
 
-    def _replies(self, text: str, calls: Sequence[ToolCall]) -> list[Message]:
+    def _replies(self, text: str, calls: Sequence[ToolCall]) -> Calling[list[Message]]:
         """The messages of the environment; none where it or the model has ended the trajectory."""
         until = time.monotonic() + self.limits.tool_seconds
         if calls:
             self.tool_calls += len(calls)
             tools = tools_of(self.environment)
-            return [
-                {"role": "tool", "name": call.name, "content": self._result(call, tools, until)}
-                for call in calls
-            ]
+            results: list[Message] = []
+            for call in calls:
+                said = yield from self._result(call, tools, until)
+                results.append({"role": "tool", "name": call.name, "content": said})
+            return results
         if not callable(self.environment):
             self.ended_by = "answer"
             return []
-        reply = self._answer(self.environment, {"text": text}, until)
+        reply = yield from self._answer(self.environment, {"text": text}, until)
         if reply is None:
             self.ended_by = "environment"
             return []
         return [{"role": "user", "content": reply}]
 
-    def _result(self, call: ToolCall, tools: dict[str, Any], until: float) -> str:
+    def _result(self, call: ToolCall, tools: dict[str, Any], until: float) -> Calling[str]:
         """What a tool says, or why it could not."""
         if call.error or call.name not in tools:
             return self._failure(call.error or f"no tool {call.name!r}; have {', '.join(tools)}")
-        return str(self._answer(tools[call.name], dict(call.arguments), until))
+        return str((yield from self._answer(tools[call.name], dict(call.arguments), until)))
 
-    def _answer(self, function: Any, arguments: dict[str, Any], until: float) -> str | None:
+    def _answer(
+        self, function: Any, arguments: dict[str, Any], until: float
+    ) -> Calling[str | None]:
         """What the author's code says before that time, or why it could not, as UTF-8 can hold."""
         try:
             if (seconds := until - time.monotonic()) <= 0:
                 raise CallTimeout
-            said = self._limited(function, arguments, seconds)
+            said = yield AuthorCall(function, arguments, seconds)
             return None if said is None else str(said).encode("utf-8", "replace").decode()
         except CallTimeout:
             return self._failure(f"no answer within {self.limits.tool_seconds:g} s")
@@ -113,20 +117,12 @@ class OpenConversation:
         self.tool_errors += 1
         return json.dumps({"error": why[:2000]})
 
-    def _limited(
-        self, function: Any, arguments: dict[str, Any], seconds: float | None = None
-    ) -> Any:
-        """A call of the author's code, also an async one, for at most so many seconds."""
-        name = getattr(function, "__name__", type(function).__name__)
-        seconds = seconds or self.limits.tool_seconds
-        return limited_call(lambda: function(**arguments), seconds, name)
-
-    def finish(self) -> None:
+    def finish(self) -> Calling[None]:
         """Ask the environment for its reward, where it gives one; where that fails, unscored."""
         if self.verdict is not None or not hasattr(self.environment, "get_reward"):
             return
         try:
-            reward = self._limited(self.environment.get_reward, {})
+            reward = yield AuthorCall(self.environment.get_reward, {}, self.limits.tool_seconds)
             self.verdict = None if reward is None else as_verdict(reward)
         except FAILURES as error:
             name = f"{type(self.environment).__name__}.get_reward"

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from bestofk.environments.author_calls import AuthorThreads, Calling, checked
 from bestofk.environments.author_class import EnvironmentClasses, tools_of
 from bestofk.environments.chat_turns import ChatTurns, reply_ids
 from bestofk.environments.conversation import OpenConversation, with_observation
@@ -29,6 +30,8 @@ from bestofk.types import Ending, Group, Message, Prompt, Trajectory
 
 Reply: TypeAlias = tuple[list[int], int] | None
 """What follows a turn, and how many tokens the next may have; None where it was the last."""
+Answer: TypeAlias = tuple[int, str | BaseException | None]
+"""A row, and the text that follows its turn, None where it is over; or what was raised."""
 
 
 @dataclass
@@ -64,7 +67,7 @@ class OpenTrajectory(OpenConversation):
 
     def take(
         self, ids: Sequence[int], log_probs: Sequence[float], *, ends: Collection[int]
-    ) -> None:
+    ) -> Calling[None]:
         """Append a turn that the policy drew, up to the limits, and what the environment answers.
 
         Args:
@@ -73,7 +76,7 @@ class OpenTrajectory(OpenConversation):
         free, tokenizer = self.free, self.text.tokenizer
         ids, log_probs = list(ids)[:free], list(log_probs)[:free]
         (text,) = texts_of(tokenizer, [without_end(ids, ends)])
-        answer = self.heard(ids, log_probs, text, ends=ends)
+        answer = yield from self.heard(ids, log_probs, text, ends=ends)
         if answer is not None:
             self.told(*reply_ids(tokenizer, [answer], ids[-1:], ends))
 
@@ -85,7 +88,7 @@ class OpenTrajectory(OpenConversation):
         *,
         ends: Collection[int],
         stop: Sequence[str] = (),
-    ) -> str | None:
+    ) -> Calling[str | None]:
         """Append a turn and let the environment answer it; what follows it, as text, or None where
         the trajectory is over.
 
@@ -98,7 +101,7 @@ class OpenTrajectory(OpenConversation):
         if self.ended_by is None and not is_cut and ids[-1] not in ends:
             within: Ending = "turn_tokens" if self.own_room else "own_tokens"
             self.ended_by = within if self.longest > len(self.tokens) else "length"
-        self.replies = self.hear(text, self.text.calls(without_end(ids, ends)))
+        self.replies = yield from self.hear(text, self.text.calls(without_end(ids, ends)))
         if self.ended_by is None and not self.own_room:
             self.ended_by = "own_tokens"
         if self.ended_by:
@@ -137,22 +140,24 @@ class OpenGroups:
     """n of each prompt, one prompt after another."""
     sampling: Sampling
     sampler: Any
-    threads: ThreadPoolExecutor
+    threads: AuthorThreads
 
-    def ask(self, turns: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> list[Future[str | None]]:
-        """Let environments answer turns (row, tokens, log-probs), each in a thread."""
+    def ask(
+        self, turns: Sequence[tuple[int, np.ndarray, np.ndarray]], done: SimpleQueue[Answer]
+    ) -> None:
+        """Let environments answer turns (row, tokens, log-probs), in threads."""
         ends, rows = self.sampler.ends, self.rows
         shown = [without_end(ids[: rows[at].free], ends) for at, ids, _ in turns]
-        replies = []
+        hearing = []
         for (at, *turn), text in zip(turns, texts_of(self.sampler.tokenizer, shown), strict=True):
             ids, log_probs = (each[: rows[at].free].tolist() for each in turn)
-            heard = partial(rows[at].heard, ends=ends, stop=self.sampling.stop)
-            replies.append(self.threads.submit(heard, ids, log_probs, text))
-        return replies
+            heard = rows[at].heard(ids, log_probs, text, ends=ends, stop=self.sampling.stop)
+            hearing.append((at, heard))
+        self.threads.start(hearing, done)
 
-    def told(self, answers: Sequence[tuple[int, str | None]]) -> list[Reply]:
+    def told(self, answers: Sequence[Answer]) -> list[Reply]:
         """What follows the turns of rows: the answers of their environments, as tokens."""
-        texts = {at: text for at, text in answers if text is not None}
+        texts = {at: text for at, answer in answers if (text := checked(answer)) is not None}
         last = [self.rows[at].tokens[-1] for at in texts]
         tokenizer, ends = self.sampler.tokenizer, self.sampler.ends
         ids = zip(texts, reply_ids(tokenizer, list(texts.values()), last, ends))
@@ -219,12 +224,12 @@ class TurnSampler:
         if hasattr(self.sampler, "converse"):
             ways.insert(0, self._in_engine)
         draws = uniforms(prompts, seed, sampling.n, sampling.max_new_tokens)
-        with ThreadPoolExecutor(self.environments.at_once, "bestofk environment") as threads:
+        with closing(AuthorThreads(self.environments.at_once)) as threads:
             for draw in ways:
                 groups = self._opened(prompts, seed, sampling, threads)
                 if draw(groups, draws, sampling):
                     break
-            list(threads.map(OpenTrajectory.finish, groups.rows))
+            threads.results(row.finish() for row in groups.rows)
         made = []
         for at in range(0, len(groups.rows), sampling.n):
             rows = groups.rows[at : at + sampling.n]
@@ -233,7 +238,7 @@ class TurnSampler:
         return made
 
     def _opened(
-        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling, threads: ThreadPoolExecutor
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling, threads: AuthorThreads
     ) -> OpenGroups:
         """Environments brought to their problems, which the prompts then show."""
         n, environments = sampling.n, self.environments
@@ -243,7 +248,7 @@ class TurnSampler:
             for _ in range(n)
         ]
         seeds = [_seed(digest, i) for digest in digests(prompts, seed) for i in range(n)]
-        list(threads.map(lambda row, seed: row.begin(environments, seed), rows, seeds))
+        threads.results(row.begin(environments, own) for row, own in zip(rows, seeds))
         for at in range(0, len(rows), n):
             shown = with_observation(rows[at : at + n])
             start = rows[at].text.prompt(shown)
@@ -274,11 +279,12 @@ class TurnSampler:
 
     def _turn_by_turn(self, groups: OpenGroups, draws: np.ndarray, sampling: Sampling) -> bool:
         """All rows draw a turn together, then all environments answer."""
-        active = list(range(len(groups.rows)))
+        active, done = list(range(len(groups.rows))), SimpleQueue[Answer]()
         while active:
             turns = self._draw(groups, active, draws, sampling)
-            answers = groups.ask([(at, *turn) for at, turn in zip(active, turns, strict=True)])
-            replies = groups.told([(at, each.result()) for at, each in zip(active, answers)])
+            groups.ask([(at, *turn) for at, turn in zip(active, turns, strict=True)], done)
+            answers = dict(done.get() for _ in active)
+            replies = groups.told([(at, answers[at]) for at in active])
             active = [at for at, reply in zip(active, replies) if reply is not None]
         return True
 

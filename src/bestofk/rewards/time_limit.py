@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -62,12 +63,14 @@ def _called(function: Callable[..., R], seconds: float, name: str, args: tuple[A
 
 def _in_thread(function: Callable[..., R], seconds: float, args: tuple[Any, ...]) -> R:
     outcome: Future[R] = Future()
-    try:
-        worker = _IDLE.pop()
-    except IndexError:
-        worker = _Worker()
-        worker.start()
-    worker.calls.put((outcome, function, args))
+
+    def call() -> Callable[[], None]:
+        try:
+            return partial(outcome.set_result, function(*args))
+        except BaseException as error:
+            return partial(outcome.set_exception, error)
+
+    in_thread(call)
     try:
         return outcome.result(seconds)
     except TimeoutError:
@@ -76,28 +79,30 @@ def _in_thread(function: Callable[..., R], seconds: float, args: tuple[Any, ...]
         return outcome.result()  # or the function's own error of that kind
 
 
+def in_thread(work: Callable[[], Callable[[], None] | None]) -> None:
+    """Begin work in a daemon thread; what it returns is called when the thread is idle again."""
+    try:
+        worker = _IDLE.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    worker.work.put(work)
+
+
 class _Worker(threading.Thread):
     """Makes one call after another: a new thread for each would take longer than most calls."""
 
     def __init__(self) -> None:
-        super().__init__(daemon=True, name="bestofk reward function")
-        self.calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = (
-            SimpleQueue()
-        )
+        super().__init__(daemon=True, name="bestofk author's code")
+        self.work: SimpleQueue[Callable[[], Callable[[], None] | None]] = SimpleQueue()
 
     def run(self) -> None:
         while True:
-            outcome, function, args = self.calls.get()
-            try:
-                result, error = function(*args), None
-            except BaseException as raised:
-                result, error = None, raised
+            then = self.work.get()()
             _IDLE.append(self)
-            if error is None:
-                outcome.set_result(result)
-            else:
-                outcome.set_exception(error)
-            del outcome, function, args, result, error  # an idle thread holds nothing
+            if then:
+                then()
+            del then  # an idle thread holds nothing
 
 
 _IDLE: list[_Worker] = []

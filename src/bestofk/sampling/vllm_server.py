@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -129,7 +128,7 @@ class VLLMServer:
         *,
         room: Sequence[int],
         first: Sequence[int],
-        ask: Callable[..., Sequence[Future[Any]]],
+        ask: Callable[..., None],
         told: Callable[..., Sequence[tuple[list[int], int] | None]],
     ) -> bool:
         """See `GroupSampler.converse`: no trajectory waits for another. A turn is a request."""
@@ -137,37 +136,40 @@ class VLLMServer:
         so_far = [text for text in texts for _ in range(n)]
         numbers = [row for own in draws for row in own]  # for the tokens still to be drawn
         unfinished = len(so_far)
-        events = SimpleQueue[Callable[[], None]]()
+        events = SimpleQueue[tuple[Any, Any]]()
+        """Rows with their turns to come, or a row with its answer."""
         pool = ThreadPoolExecutor(CONNECTIONS)
 
-        def when_done(future: Future[Any], then: Callable[..., None], where: Any) -> None:
-            future.add_done_callback(lambda _: events.put(partial(then, where, future)))
+        def draw(rows: Sequence[int], *args: Any) -> None:
+            future = pool.submit(self._drawn, *args)
+            future.add_done_callback(lambda _: events.put((rows, future)))
 
-        def drawn(rows: Sequence[int], request: Future[list[Drawn]]) -> None:
-            turns = [(at, *turn) for at, turn in zip(rows, request.result(), strict=True)]
-            for (at, ids, _), answer in zip(turns, ask(turns), strict=True):
+        def drawn(rows: Sequence[int], future: Future[list[Drawn]]) -> None:
+            turns = [(at, *turn) for at, turn in zip(rows, future.result(), strict=True)]
+            for at, ids, _ in turns:
                 so_far[at] = (*so_far[at], *ids.tolist())
                 numbers[at] = numbers[at][len(ids) :]
-                when_done(answer, answered, at)
+            ask(turns, events)
 
-        def answered(at: int, answer: Future[Any]) -> None:
+        def answered(at: int, answer: Any) -> None:
             nonlocal unfinished
-            (reply,) = told([(at, answer.result())])
+            (reply,) = told([(at, answer)])
             if reply is None:
                 unfinished -= 1
                 return
             ids, room_of_turn = reply
             so_far[at] = (*so_far[at], *ids)
             options = one.changed(max_new_tokens=room_of_turn)
-            when_done(pool.submit(self._drawn, so_far[at], numbers[at], options), drawn, [at])
+            draw([at], so_far[at], numbers[at], options)
 
         try:
             for p, text in enumerate(texts):
                 options = sampling.changed(max_new_tokens=first[p])
                 rows = range(p * n, (p + 1) * n)
-                when_done(pool.submit(self._drawn, text, draws[p], options), drawn, rows)
+                draw(rows, text, draws[p], options)
             while unfinished:
-                events.get()()
+                where, what = events.get()
+                (drawn if isinstance(what, Future) else answered)(where, what)
         finally:
             pool.shutdown(cancel_futures=True)
         return True

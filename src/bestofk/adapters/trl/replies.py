@@ -7,8 +7,7 @@ tools. What is played in between is the same code as in `bestofk.train`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from trl.trainer import grpo_trainer
 
 from bestofk.adapters.inner_steps import check_version
+from bestofk.environments.author_calls import AuthorThreads
 from bestofk.environments.author_class import AT_ONCE, as_environment, tools_of
 from bestofk.environments.chat_turns import ChatTurns
 from bestofk.environments.limits import TurnLimits
@@ -58,15 +58,15 @@ class RolloutsWithReplies:
         siblings = trainer.num_generations if training else trainer.num_generations_eval
         drawn, reported = trainer._generate_single_turn(starts, images, fields, siblings)
 
-        def answer(at: int, ids: list[int], log_probs: list[float]) -> None:
-            rows[at].take(ids, log_probs, ends=trainer.eos_token_ids)
-
         active = list(range(len(rows)))
         at_once = min(getattr(each, "at_once", AT_ONCE) for each in trainer.environments)
-        with ThreadPoolExecutor(at_once, "bestofk environment") as threads:
+        with closing(AuthorThreads(at_once)) as threads:
             while True:
                 log_probs = reported or [[0.0] * len(ids) for ids in drawn]
-                list(threads.map(answer, active, drawn, log_probs))
+                threads.results(
+                    rows[at].take(*turn, ends=trainer.eos_token_ids)
+                    for at, *turn in zip(active, drawn, log_probs)
+                )
                 active = [at for at in active if rows[at].ended_by is None]
                 if not _anywhere(trainer, bool(active)):
                     break

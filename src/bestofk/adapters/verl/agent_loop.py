@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
 )
 
+from bestofk.environments.author_calls import AuthorThreads, Calling
 from bestofk.environments.author_class import load_environment
 from bestofk.environments.conversation import with_observation
 from bestofk.environments.limits import TurnLimits
@@ -38,7 +38,7 @@ class EnvironmentLoop(AgentLoopBase):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         options = options_of(self.config.algorithm)
-        self.source, self.threads = source_of(
+        self.source, self.threads, self.calls = source_of(
             self.tokenizer,
             options["environment"],
             TurnLimits(**options.get("limits", {})),
@@ -46,10 +46,10 @@ class EnvironmentLoop(AgentLoopBase):
             OmegaConf.to_yaml(OmegaConf.create(dict(self.apply_chat_template_kwargs))),
         )
 
-    async def aside(self, function: Callable[..., Any], *args: Any, **named: Any) -> None:
+    async def aside(self, calling: Calling[None]) -> None:
         """Run the author's code in a thread, so that other trajectories go on."""
-        call = functools.partial(function, *args, **named)
-        await asyncio.get_running_loop().run_in_executor(self.threads, call)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self.threads, self.calls.results, [calling])
 
     async def run(self, sampling_params: dict[str, Any], **columns: Any) -> AgentLoopOutput:
         """Play a trajectory of the row whose columns these are."""
@@ -62,7 +62,7 @@ class EnvironmentLoop(AgentLoopBase):
         )  # fmt: skip
         session = f"{uid}/{columns.get('session_id', uuid4().hex)}".encode()
         seed = int.from_bytes(hashlib.sha256(session).digest()[:4])
-        await self.aside(row.begin, self.source.environments, seed)
+        await self.aside(row.begin(self.source.environments, seed))
         start = self._cap_text_prompt_length(list(row.text.prompt(shown_to_group(row, uid))))
         request = uuid4().hex
         has_log_probs, extra = True, dict[str, Any]()
@@ -80,8 +80,8 @@ class EnvironmentLoop(AgentLoopBase):
             log_probs = drawn.log_probs or [0.0] * len(ids)
             has_log_probs = has_log_probs and bool(drawn.log_probs)
             extra = {**drawn.extra_fields, **{k: v for k, v in extra.items() if k[:4] == "min_"}}
-            await self.aside(row.take, ids, log_probs, ends=ends)
-        await self.aside(row.finish)
+            await self.aside(row.take(ids, log_probs, ends=ends))
+        await self.aside(row.finish())
         verdict = row.verdict
         if verdict is None and hasattr(row.environment, "get_reward"):
             verdict = Verdict.unscored("get_reward returned None")
@@ -105,7 +105,7 @@ class EnvironmentLoop(AgentLoopBase):
 @functools.cache
 def source_of(
     tokenizer: Any, environment: str, limits: TurnLimits, model: str, options: str
-) -> tuple[TurnSampler, ThreadPoolExecutor]:
+) -> tuple[TurnSampler, ThreadPoolExecutor, AuthorThreads]:
     """The environments of a worker, their conversations as tokens, and their threads: made once."""
     environments = load_environment(environment)
     source = TurnSampler(
@@ -115,7 +115,8 @@ def source_of(
         model=model,
         options=OmegaConf.to_container(OmegaConf.create(options)),
     )
-    return source, ThreadPoolExecutor(environments.at_once, "bestofk environment")
+    threads = ThreadPoolExecutor(environments.at_once, "bestofk environment")
+    return source, threads, AuthorThreads(environments.at_once)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -107,14 +107,16 @@ class Scheduler:
         return int(self.limit - generated.max())
 
     def _admit(self) -> bool:
-        """Put waiting sequences into free slots, those first that were in one before."""
+        """Put waiting sequences into free slots, those first that have most to decode and to wait
+        for: the new ones."""
         slots, free = self.slots, self.slots.free(self.width)
-        resumed, self.resumed = self.resumed[: len(free)], self.resumed[len(free) :]
-        room = min(len(free) - len(resumed), len(slots.places))
+        room = min(len(free), len(slots.places))
         new = range(self.admitted, min(self.admitted + room, len(self.lengths)))
+        left = len(free) - len(new)
+        resumed, self.resumed = self.resumed[:left], self.resumed[left:]
         self.places[new] = [slots.places.pop() for _ in new]
         self.admitted += len(new)
-        sequence = np.array([*resumed, *new], dtype=np.int64)
+        sequence = np.array([*new, *resumed], dtype=np.int64)
         prompt = sequence // self.sampling.n
         slots.admit(
             free[: len(sequence)], sequence=sequence, prompt=prompt, start=self.starts[prompt],

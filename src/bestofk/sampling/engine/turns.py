@@ -6,8 +6,10 @@ the same steps: tokens are forced instead of drawn.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,9 +18,10 @@ from bestofk.sampling.engine.scheduler import POLL_EVERY, Fetched, Scheduler
 from bestofk.types import Trajectory
 
 SOON = 4
-"""Tokens until the host looks for replies, where slots are free for them."""
-PATIENCE = 0.05
-"""Seconds that the first replies wait for others, where nothing can be decoded meanwhile."""
+"""Tokens until the host looks again where slots are free for replies, or where turns are young:
+short ones end often, and a slot whose turn has ended is idle until then."""
+PATIENCE = 0.02
+"""Seconds that the first reply waits for others, where nothing can be decoded meanwhile."""
 
 
 class Turn(NamedTuple):
@@ -29,8 +32,8 @@ class Turn(NamedTuple):
     log_probs: np.ndarray
 
 
-Ask: TypeAlias = Callable[[Sequence[Turn]], Sequence[Future[Any]]]
-"""Lets environments begin to answer turns."""
+Ask: TypeAlias = Callable[[Sequence[Turn], SimpleQueue[tuple[int, Any]]], None]
+"""Lets environments begin to answer turns; the queue gets each sequence with its answer."""
 Reply: TypeAlias = tuple[list[int], int] | None
 """The tokens that follow a turn, and how many the next may have; None where it was the last."""
 Told: TypeAlias = Callable[[Sequence[tuple[int, Any]]], Sequence[Reply]]
@@ -62,7 +65,8 @@ class TurnScheduler(Scheduler):
         self.turn_ends = np.repeat(first, self.sampling.n)
         """Tokens that sequences have at most when their present turn ends."""
         self.ask, self.told, self.first_sequence = ask, told, first_sequence
-        self.asked: dict[int, Future[Any]] = {}
+        self.asked, self.answers = 0, SimpleQueue[tuple[int, Any]]()
+        """Sequences whose environment works, and answers that have come."""
         self.drawn = np.zeros(len(self.lengths), dtype=np.int64)
         """Tokens that the policy drew in the turns before."""
 
@@ -79,13 +83,12 @@ class TurnScheduler(Scheduler):
                 self._decode(self._steps())
             if ended:
                 self._ask(*ended)
+            self._force(self._replies(wait_for_one=not running))
             ended, changed = None, changed and not running
             if running:
                 state.download(slots)
                 state.download_feed(slots)
                 ended, changed = self._park()
-            idle = not slots.active().size and not ended
-            self._force(self._replies(wait_for_one=idle))
             changed = self._admit() or self._compact() or changed
 
     def longest(self) -> tuple[int, Trajectory]:
@@ -101,12 +104,14 @@ class TurnScheduler(Scheduler):
         active = self.slots.active()
         sequences = self.slots.sequence(active)
         generated, room = self.slots.generated(active), self.room[sequences]
-        steps = min(POLL_EVERY, int((self.turn_ends[sequences] - generated).max()))
+        steps = int((self.turn_ends[sequences] - generated).max())
         bounded = room < self.limit  # by the model's positions: not one token more
         if bounded.any():
             steps = min(steps, int((room - generated)[bounded].min()))
+        age = (generated - self.turn_starts[sequences]).clip(0).mean()
         is_free = self.asked and active.size < self.width
-        return min(steps, SOON) if is_free else steps
+        often = SOON if is_free else min(max(SOON, math.isqrt(int(age) // 3)), POLL_EVERY)
+        return min(steps, often)
 
     def _park(self) -> tuple[tuple[np.ndarray, Fetched] | None, bool]:
         """Take sequences out of their slots whose turn has ended: these, with their output being
@@ -137,15 +142,21 @@ class TurnScheduler(Scheduler):
         ]
         self.drawn[sequences] += lengths - starts
         self.last_tokens[sequences] = tokens[np.arange(len(sequences)), lengths - 1]
-        self.asked |= zip(sequences.tolist(), self.ask(turns), strict=True)
+        self.asked += len(turns)
+        self.ask(turns, self.answers)
 
     def _replies(self, *, wait_for_one: bool) -> dict[int, tuple[list[int], int]]:
         """What environments have answered since; sequences that are over leave."""
-        if wait_for_one and self.asked and not wait(self.asked.values(), PATIENCE).done:
-            wait(self.asked.values(), return_when=FIRST_COMPLETED)
-        done = [each for each, answer in self.asked.items() if answer.done()]
-        answers = [(self.first_sequence + each, self.asked.pop(each).result()) for each in done]
+        answers = [self.answers.get()] if wait_for_one and self.asked else []
+        until = time.monotonic() + (PATIENCE if answers else 0.0)
+        while len(answers) < self.asked:
+            try:
+                answers.append(self.answers.get(timeout=max(0.0, until - time.monotonic())))
+            except Empty:
+                break
+        self.asked -= len(answers)
         replies = {}
+        done = [at - self.first_sequence for at, _ in answers]
         for sequence, reply in zip(done, self.told(answers) if answers else (), strict=True):
             if reply is None:
                 self.unfinished[sequence // self.sampling.n] -= 1
