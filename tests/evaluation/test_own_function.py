@@ -165,7 +165,7 @@ def test_intervals_for_the_same_problems_cover_new_draws_of_their_samples(k, pro
         (["--value", "own.py:secnd_best"], "did you mean 'second_best'?"),
         (["--value", "second_best"], "write FILE.py:NAME"),
         (["--value", "own.py:NUMBER"], "raised TypeError: 'int' object is not callable"),
-        (["--value", "own.py:raises"], "of 3 samples, and raised KeyError: 'nothing here'"),
+        (["--value", "own.py:raises"], "of k = 3 samples, and raised KeyError: 'nothing here'"),
         (["--value", "own.py:one_argument"], "takes 1 positional argument but 3 were given"),
         (["--value", "own.py:text"], "must return a finite number, got '0.5'"),
         (["--value", "own.py:in_a_list"], "must return a finite number, got [0.5]"),

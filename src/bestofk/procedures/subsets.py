@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -88,11 +89,8 @@ def _worth(value: Worth, samples: tuple[Any, ...], ends: tuple[float, float]) ->
             f"value= of subsets@k is called with (rewards, scores, answers) of {len(samples[0])} "
             f"samples, and raised {type(error).__name__}: {error}"
         ) from error
-    is_number = not isinstance(worth, str) and getattr(worth, "shape", ()) == ()
-    try:
-        number = float(worth) if is_number else math.nan
-    except (TypeError, ValueError):
-        number = math.nan
+    one = worth.item() if getattr(worth, "shape", None) == () else worth
+    number = float(one) if isinstance(one, Real) else math.nan
     if not math.isfinite(number):
         raise ValueError(f"value= of subsets@k must return a finite number, got {worth!r:.80}")
     if not ends[0] <= number <= ends[1]:
