@@ -86,8 +86,8 @@ def _worth(value: Worth, samples: tuple[Any, ...], ends: tuple[float, float]) ->
         worth: Any = value(*samples)
     except Exception as error:
         raise ValueError(
-            f"value= of subsets@k is called with (rewards, scores, answers) of {len(samples[0])} "
-            f"samples, and raised {type(error).__name__}: {error}"
+            "value= of subsets@k is called with (rewards, scores, answers) of k = "
+            f"{len(samples[0])} samples, and raised {type(error).__name__}: {error}"
         ) from error
     one = worth.item() if getattr(worth, "shape", None) == () else worth
     number = float(one) if isinstance(one, Real) else math.nan
