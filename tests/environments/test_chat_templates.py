@@ -113,3 +113,13 @@ def test_tools_need_type_hints_and_a_docstring():
         ChatTurns(tokenizer(), "MODEL", {"bare": bare}, chat=True)
     with pytest.raises(ValueError, match="the prompts for MODEL are plain text"):
         ChatTurns(tokenizer(), "MODEL", TOOLS, chat=False)
+
+
+def test_a_template_that_writes_the_time_is_continued_at_any_time():
+    options = {"now": "11:59"}
+    own = tokenizer("It is {{ now }}. " + CHATML)
+    text = ChatTurns(own, "MODEL", TOOLS, chat=True, options=options)
+    reply = [{"role": "tool", "content": "higher", "name": "guess"}]
+    written = text.written(reply)
+    options["now"] = "12:00"
+    assert text.written(reply) == written

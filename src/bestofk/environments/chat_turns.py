@@ -52,6 +52,8 @@ class ChatTurns:
         self.longest_token = max(map(len, tokenizer.get_vocab()))
         """Characters: a text that is so many times longer than the room for it need not be read."""
         self.schemas = [schema_of(name, tool) for name, tool in tools.items()]
+        self.start = ""
+        """A conversation up to the model's message, as it was rendered last."""
         if not chat and tools:
             raise ValueError(
                 f"tools are shown by a chat template, and the prompts for {name} are plain text: "
@@ -90,15 +92,16 @@ class ChatTurns:
         """
         why = "it changes or drops what the model wrote before it"
         try:
-            start = self._render(QUESTION)
-            opening = start.rpartition(QUESTION[0]["content"])[2]
-            answer = "An answer." if "</think>" in opening else f"{THOUGHT}An answer."
-            message = {"role": "assistant", "content": answer}
-            if opening.endswith("<think>\n"):
-                answer = answer.removeprefix("<think>\n")
-            rendered = self._render([*QUESTION, message, *replies])
-            if rendered.startswith(start + answer):
-                return rendered[len(start + answer) :]
+            for known in (self.start, ""):  # again, for a template that writes the time
+                self.start = start = known or self._render(QUESTION)
+                opening = start.rpartition(QUESTION[0]["content"])[2]
+                answer = "An answer." if "</think>" in opening else f"{THOUGHT}An answer."
+                message = {"role": "assistant", "content": answer}
+                if opening.endswith("<think>\n"):
+                    answer = answer.removeprefix("<think>\n")
+                rendered = self._render([*QUESTION, message, *replies])
+                if rendered.startswith(start + answer):
+                    return rendered[len(start + answer) :]
         except Exception as error:  # templates raise what they like
             why = f"it raises {type(error).__name__}: {error}"
         role = replies[0]["role"]

@@ -52,7 +52,8 @@ class OpenTrajectory(OpenConversation):
     @property
     def own_room(self) -> float:
         """Tokens that the model may still write."""
-        return (self.limits.own_tokens or math.inf) - sum(self.own)
+        most = self.limits.own_tokens
+        return math.inf if most is None else most - sum(self.own)
 
     @property
     def free(self) -> int:
@@ -146,11 +147,11 @@ class OpenGroups:
         self, turns: Sequence[tuple[int, np.ndarray, np.ndarray]], done: SimpleQueue[Answer]
     ) -> None:
         """Let environments answer turns (row, tokens, log-probs), in threads."""
-        ends, rows = self.sampler.ends, self.rows
-        shown = [without_end(ids[: rows[at].free], ends) for at, ids, _ in turns]
-        hearing = []
-        for (at, *turn), text in zip(turns, texts_of(self.sampler.tokenizer, shown), strict=True):
-            ids, log_probs = (each[: rows[at].free].tolist() for each in turn)
+        ends, rows, hearing = self.sampler.ends, self.rows, []
+        drawn = [(at, *(each[: rows[at].free].tolist() for each in turn)) for at, *turn in turns]
+        shown = [without_end(ids, ends) for _, ids, _ in drawn]
+        texts = texts_of(self.sampler.tokenizer, shown)
+        for (at, ids, log_probs), text in zip(drawn, texts, strict=True):
             heard = rows[at].heard(ids, log_probs, text, ends=ends, stop=self.sampling.stop)
             hearing.append((at, heard))
         self.threads.start(hearing, done)
