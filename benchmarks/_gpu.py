@@ -86,10 +86,11 @@ def made(
     make: Callable[..., Any],
     *,
     lora_rank: int = 0,
+    fp8: bool = False,
     dtype: torch.dtype | None = None,
     **changes: Any,
 ) -> Any:
-    """On the GPU, always the same weights: in float32, or in bfloat16 below adapters."""
+    """On the GPU, always the same weights: in float32, or in bfloat16 or FP8 below adapters."""
     torch.manual_seed(0)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype or (torch.bfloat16 if lora_rank else usual))
@@ -98,7 +99,7 @@ def made(
             model = make(**changes).eval()
     finally:
         torch.set_default_dtype(usual)
-    return with_adapters(model, Lora(rank=lora_rank)) if lora_rank else model
+    return with_adapters(model, Lora(rank=lora_rank, fp8=fp8)) if lora_rank else model
 
 
 ENDS = 8

@@ -1,7 +1,8 @@
 """Whole RL steps on one GPU: sample, score, weigh, learn; needs CUDA.
 
-    python benchmarks/gpu_step.py [135m] [15b] [3b-lora] [7b-lora] [--shape 8x16x128x256]
-                                  [--rank N] [--memory GIB] [--steps N] [--kernels]
+    python benchmarks/gpu_step.py [135m] [15b] [3b-lora] [7b-lora] [3b-lora-fp8] [7b-lora-fp8]
+                                  [--shape 8x16x128x256] [--rank N] [--memory GIB] [--steps N]
+                                  [--kernels]
 
 Random weights and no end token, so that every completion has its full length. The reward is the
 length of the text modulo 7: noise, so that every group has signal. --memory limits the process to a
@@ -42,14 +43,21 @@ SHAPES: dict[str, Any] = {
     "15b": {"make": qwen_15b, "shape": "32x16x128x256"},
     "3b-lora": {"make": qwen_3b, "shape": "32x16x128x256", "lora_rank": 16},
     "7b-lora": {"make": qwen_7b, "shape": "32x16x128x256", "lora_rank": 16},
+    "3b-lora-fp8": {"make": qwen_3b, "shape": "32x16x128x256", "lora_rank": 16, "fp8": True},
+    "7b-lora-fp8": {"make": qwen_7b, "shape": "32x16x128x256", "lora_rank": 16, "fp8": True},
 }
 
 
 def measured(
-    make: Any, shape: str, steps: int = 6, lora_rank: int = 0, profiled: bool = False
+    make: Any,
+    shape: str,
+    steps: int = 6,
+    lora_rank: int = 0,
+    fp8: bool = False,
+    profiled: bool = False,
 ) -> dict[str, Any]:
     count, n, length, new = map(int, shape.split("x"))
-    model = made(make, lora_rank=lora_rank)
+    model = made(make, lora_rank=lora_rank, fp8=fp8)
     vocabulary = model.config.vocab_size
     learner = Learner(
         model,
@@ -129,6 +137,7 @@ def main() -> None:
     for name in options.models:
         asked = settings(name, options)
         facts |= {"shape": asked["shape"], "lora_rank": asked.get("lora_rank", 0)}
+        facts["fp8"] = asked.get("fp8", False)
         reported("step", name, functools.partial(measured, **asked), **facts)
 
 

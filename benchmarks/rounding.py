@@ -8,8 +8,9 @@ token by token with a cache, as samplers do, and in one pass, as learners do, ea
 bf16 and in float32. D is the mean of ρ - 1 - log ρ over answers, whose tokens are cut at each
 length; the share is what k = 8, n = 32 keeps. A CPU without bf16 instructions takes hours.
 
-With --engine the weights are float32, as in training: answers are drawn by the sampler that the
-trainer takes on that device (the group engine on CUDA) and scored by its learner.
+With --engine the weights are float32, as in training (with --lora frozen, in bf16 or FP8): answers
+are drawn by the sampler that the trainer takes on that device (the group engine on CUDA) and scored
+by its learner.
 """
 
 from __future__ import annotations
@@ -92,13 +93,17 @@ def gaps_of_ways(asked: argparse.Namespace) -> dict[str, np.ndarray]:
 def gaps_of_trainer(asked: argparse.Namespace) -> dict[str, np.ndarray]:
     """Log-ratio of every token, (answers, T), of the trainer's learner to its sampler."""
     warnings.filterwarnings("error", message="the group engine does not run")
-    policy = models.load(asked.model, device=asked.device)
+    frozen: dict[str, Any] = {}
+    if asked.lora:
+        frozen = {"dtype": "bfloat16", "lora": models.Lora(rank=16, fp8=asked.lora == "fp8")}
+    policy = models.load(asked.model, device=asked.device, **frozen)
     learner = Learner(policy.model, precision=asked.precision, max_new_tokens=asked.tokens)
     sampler = local_sampler(learner.policy, policy.tokenizer, precision=asked.precision)
     groups = drawn(sampler, asked)
     sampled = np.array([one.log_probs for group in groups for one in group.trajectories])
     learned = np.concatenate(learner.log_probs(groups).tokens).astype(float)
-    return {f"{type(sampler).__name__} against the learner, {asked.precision}": learned - sampled}
+    kind = f"{asked.precision}, frozen weights in {asked.lora}" if asked.lora else asked.precision
+    return {f"{type(sampler).__name__} against the learner, {kind}": learned - sampled}
 
 
 def main() -> None:
@@ -113,6 +118,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--engine", action="store_true", help="measure the trainer's own sampler")
     parser.add_argument("--precision", default="bf16", help="of --engine: bf16 or fp32")
+    parser.add_argument("--lora", choices=["bf16", "fp8"], help="of --engine: the frozen weights")
     asked = parser.parse_args()
     gaps = gaps_of_trainer(asked) if asked.engine else gaps_of_ways(asked)
     lengths = [1 << power for power in range(4, 13) if 1 << power <= asked.tokens]

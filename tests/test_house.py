@@ -12,7 +12,7 @@ import bestofk
 SOURCE = Path(bestofk.__file__).parent
 ROOMS = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
 HELPERS = {"messages", "storage", "hub", "devices", "model_facts", "puzzle_names", "precision",
-           "metrics"}  # fmt: skip
+           "metrics", "fp8"}  # fmt: skip
 TYPES = HELPERS | {"types", "sections"}
 # room: what it may import of ours, beside itself
 MAY_IMPORT = {

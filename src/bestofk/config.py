@@ -43,7 +43,10 @@ class ModelAdvanced(Section):
     """Modules that get adapters, by name; none named takes all linear layers but the head."""
     lora_nf4: bool = False
     """The learner holds the frozen weights below the adapters in 4 bits (NF4, bitsandbytes); the
-    engine samples from a copy of them in model.precision."""
+    engine samples from a copy in model.precision."""
+    lora_fp8: bool = False
+    """Computes the frozen linear layers in FP8, in sampler and learner. Needs model.precision =
+    "bf16", and an Ada or Hopper GPU or later."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     tokens_per_micro_batch: Count | None = None

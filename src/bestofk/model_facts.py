@@ -11,8 +11,11 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def unpacked(parameter: Any) -> Any:
-    """A weight as numbers: one that bitsandbytes holds in 4 bits is written out."""
+def unpacked(parameter: Any, scale: Any = None) -> Any:
+    """A weight as numbers: one that bitsandbytes holds in 4 bits is written out, one in FP8 is
+    multiplied by its scale, exactly."""
+    if scale is not None:
+        return parameter.detach().bfloat16() * scale.bfloat16()
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return parameter.detach()
@@ -25,15 +28,16 @@ def merged(base: Any, *, adapters: bool = True) -> Iterator[tuple[str, Any]]:
     """(name, tensor) of every weight as if there were no adapters: theirs are added in, or, without
     `adapters`, left out."""
     adapted = adapted_modules(base)
+    scales = {id(m.weight): m.row_scale for m in base.modules() if hasattr(m, "row_scale")}
     for name, parameter in base.named_parameters():
         owner = next((each for each in adapted if name.startswith(f"{each}.")), None)
         if owner is None:
-            yield name, unpacked(parameter)
+            yield name, unpacked(parameter, scales.get(id(parameter)))
             continue
         inner = name.removeprefix(f"{owner}.base_layer.")
         if inner == name:
             continue  # of the adapter itself
-        weight = unpacked(parameter)
+        weight = unpacked(parameter, scales.get(id(parameter)))
         dtype = weight.dtype
         if adapters and inner == "weight":
             for adapter in adapted[owner].active_adapters:

@@ -57,6 +57,12 @@ def adapted() -> Any:
         return with_adapters(llama(), Lora(rank=2))
 
 
+def in_fp8() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return with_adapters(llama(), Lora(rank=2, fp8=True))
+
+
 def as_on_gpu(model: Any, **settings: Any) -> Learner:
     """With the layout and the head that a GPU in bf16 gets, and micro-batches of 60 tokens."""
     learner = Learner(
@@ -72,7 +78,7 @@ def as_on_gpu(model: Any, **settings: Any) -> Learner:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("make", [llama, adapted])
+@pytest.mark.parametrize("make", [llama, adapted, in_fp8])
 def test_all_layers_and_lengths_share_one_code_with_gradients_and_one_without(
     graphs: list[Any], make: Any, checkpointing: bool
 ) -> None:
@@ -90,7 +96,7 @@ def test_all_layers_and_lengths_share_one_code_with_gradients_and_one_without(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("make", [llama, adapted])
+@pytest.mark.parametrize("make", [llama, adapted, in_fp8])
 def test_compiled_layers_take_the_same_steps(
     graphs: list[Any], make: Any, checkpointing: bool
 ) -> None:

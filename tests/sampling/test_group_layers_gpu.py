@@ -38,7 +38,7 @@ def test_products_with_norm_sum_and_gate_are_those_of_float64(
 ) -> None:
     from bestofk.sampling.engine import kernels as ours
 
-    monkeypatch.setattr(ours, "in_one", lambda rows, adapter: own and adapter is None)
+    monkeypatch.setattr(ours, "in_one", lambda weight, rows, adapter: own and adapter is None)
     torch.manual_seed(rows)
     half, whole = torch.bfloat16, torch.float32
     for residual, kind, near in ((whole, half, 1e-2), (half, half, 1e-2), (whole, whole, 1e-5)):

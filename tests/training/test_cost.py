@@ -137,6 +137,17 @@ def test_plans_for_adapters_fit_on_cards_of_24_gb_and_more(name: str, card: floa
     assert sum(need.values()) < 0.95 * card * GIB
 
 
+def test_frozen_weights_in_fp8_take_a_byte_and_are_sampled_from_as_they_are() -> None:
+    held = []
+    for fp8 in (False, True):
+        config = on_gpu("Qwen2.5-7B", 16, 256, lora_fp8=fp8)
+        need = footprint(config.model, config.sampling, SHAPES["Qwen2.5-7B"], card=140 * GIB)
+        assert not need["copy to sample from"]
+        held.append(need["weights"])
+    linear = 28 * 3_584 * (2 * (3_584 + 512) + 3 * 18_944)
+    assert held[0] - held[1] == linear
+
+
 def test_rows_that_wait_for_an_environment_are_counted_with_their_keys() -> None:
     """64 of 512 rows are decoded at once; the others' keys stay in memory when they have begun."""
     rows, new, at_once = 512, 256, 64

@@ -16,6 +16,7 @@ from bestofk.config import read
 from bestofk.rewards import verifier
 from bestofk.runs import read_metrics, read_samples
 from bestofk.tasks import task
+from bestofk.training.processes import FP8_FROM
 from bestofk.training.resolve import resolve
 from bestofk.training.train import train
 
@@ -29,16 +30,18 @@ def drawn(folder: Path, step: int) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:inner dimension .* is not aligned")  # of a tiny policy
-@pytest.mark.parametrize(("lora", "nf4"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("lora", "packed"), [(0, ""), (2, ""), (2, "lora_nf4"), (2, "lora_fp8")])
 def test_a_checkpoint_is_continued_with_the_same_draws(
-    recipe: Any, tmp_path: Path, lora: int, nf4: bool
+    recipe: Any, tmp_path: Path, lora: int, packed: str
 ) -> None:
     """Twice from one checkpoint, evaluation before: the memory plan is the stored one."""
-    if nf4:
+    if packed == "lora_nf4":
         pytest.importorskip("bitsandbytes")
+    if packed == "lora_fp8" and torch.cuda.get_device_capability() < FP8_FROM:
+        pytest.skip("this GPU has no products in FP8")
     section = {"device": DEVICE, "precision": "bf16", "lora_rank": lora}
     sections: dict[str, Any] = {
-        "model": {**section, "advanced": {"lora_nf4": nf4}},
+        "model": {**section, "advanced": {packed: True} if packed else {}},
         "evaluation": {"every": 2, "prompts": 8, "samples_per_prompt": 16},
     }
     folders = []

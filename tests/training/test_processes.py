@@ -201,6 +201,22 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
         check_device("cuda:2")
 
 
+def test_fp8_needs_a_gpu_that_has_it(monkeypatch):
+    from bestofk.training.processes import check_fp8
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in ("auto", "cpu"):
+        with pytest.raises(ValueError, match=r"8.9 or higher .*, and this run is on CPU: leave it"):
+            check_fp8(name)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for found, name in (((9, 0), "auto"), ((8, 9), "cuda"), ((10, 0), "cuda:1")):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _, found=found: found)
+        check_fp8(name)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 6))
+    with pytest.raises(ValueError, match=r"and this one has 8.6: leave it out"):
+        check_fp8("cuda")
+
+
 def test_a_batch_that_processes_cannot_share_is_refused():
     from bestofk.training.processes import Processes
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from bestofk.cli import main
 from bestofk.config import Config, differences, merged, read
@@ -170,6 +171,26 @@ def test_a_run_may_be_moved_and_given_more_steps(recipe, same_run, tmp_path):
     third = merged(config, {"run.dir": str(tmp_path / "third"), "run.steps": 6})
     assert train(resolve(third, resume=True)).step == 6
     same_run(tmp_path / "run", tmp_path / "third")
+
+
+def test_a_run_in_fp8_resumes_bit_for_bit_and_names_what_its_adapters_belong_to(
+    recipe, same_run, tmp_path
+):
+    """A dry resolution does not ask for the GPU; on CPU the same numbers are plain products."""
+    model = {"precision": "bf16", "lora_rank": 2, "advanced": {"lora_fp8": True}}
+    for name, parts in (("a", [4]), ("b", [2, 4])):
+        torch.manual_seed(0)  # adapters begin with random numbers
+        for steps in parts:
+            run = {"dir": str(tmp_path / name), "steps": steps}
+            config = read(recipe(f"{name}.toml", model=model, run=run, evaluation={"every": 0}))
+            train(resolve(config, resume=steps == 4 and len(parts) > 1, dry=True))
+    same_run(tmp_path / "a", tmp_path / "b")
+    lines = [line for line in read_metrics(tmp_path / "a") if line["kind"] == "train"]
+    assert max(line["sampler_gap_mean"] for line in lines) < 0.1
+    assert min(line["grad_norm"] for line in lines) > 0
+    card = (tmp_path / "a" / "final" / "README.md").read_text()
+    assert "LoRA of rank 2, its linear layers in FP8" in card
+    assert "`adapter/` belongs to these" in card
 
 
 def test_the_next_resume_knows_what_the_last_one_changed(recipe, tmp_path):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bestofk.devices import card_bytes, keep_compiled
+from bestofk.fp8 import E4M3
 from bestofk.learning.attention import fits
 from bestofk.learning.layout import Row
 from bestofk.learning.scorer import CHUNK
@@ -104,13 +105,13 @@ LEAST, MOST = 512, 49_152
 def model_bytes(model: nn.Module) -> float:
     """What a model holds on the card while it learns and is sampled from.
 
-    Each weight as it is, and a copy in bfloat16 that is sampled from, unless it is one itself; for
+    Each weight as it is, and a copy in bfloat16 that is sampled from, unless it is itself; for
     trained ones the gradient and AdamW's two moments in float32.
     """
     held = 0.0
     for p in model.parameters():
         packed = p.dtype == torch.uint8  # two weights in a byte
-        copy = 4 if packed else 0 if p.dtype == torch.bfloat16 else 2
+        copy = 4 if packed else 0 if p.dtype in (torch.bfloat16, E4M3) else 2
         held += p.numel() * (p.element_size() + copy + (12 if p.requires_grad else 0))
     return held
 

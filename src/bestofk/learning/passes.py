@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from bestofk.fp8 import E4M3
 from bestofk.learning import attention, distributed
 from bestofk.learning.scorer import Scorer
 from bestofk.model_facts import base_model
@@ -36,6 +37,9 @@ class Passes:
                 distributed.shard(each)
         self.wrapped = scorer
         if distributed.is_shared() and not sharded:
+            # Every process made the same weights in FP8, which not all backends can send.
+            own = [name for name, p in scorer.named_parameters() if p.dtype == E4M3]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(scorer, own)
             self.wrapped = DistributedDataParallel(scorer)
 
     def autocast(self) -> torch.autocast:

@@ -26,9 +26,10 @@ from transformers import (
 from transformers.utils import logging
 
 from bestofk.agreement.one_model import check_causal
+from bestofk.fp8 import E4M3, UNIT, Fp8Linear
 from bestofk.hub import SHIPPED, hub_options
 from bestofk.messages import did_you_mean, one_of, unknown
-from bestofk.model_facts import base_model, merged
+from bestofk.model_facts import base_model, decoder_layers, merged
 from bestofk.models.causal import (
     check_complete,
     check_finite,
@@ -64,6 +65,8 @@ class Lora:
     """Modules by name; none takes all linear layers but the head."""
     nf4: bool = False
     """The frozen linear layers below them in 4 bits (NF4 of bitsandbytes)."""
+    fp8: bool = False
+    """The frozen linear layers of the decoder in FP8, as `bestofk.fp8` has them."""
 
 
 def load(
@@ -304,7 +307,28 @@ def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
             "this model's embedding and head are one weight, which cannot be saved with adapters "
             f"for one of them: leave it out of the targets, got {', '.join(lora.targets)}"
         )
+    if lora.fp8:
+        _freeze_in_fp8(adapted)
     return adapted
+
+
+def _freeze_in_fp8(model: Any) -> None:
+    """Replace the decoder's frozen linear layers; what adapters are made of is trained."""
+    for layer in decoder_layers(base_model(model)):
+        for name, each in list(layer.named_modules()):
+            if type(each) is nn.Linear and not each.weight.requires_grad:
+                if each.in_features % UNIT or each.out_features % UNIT:
+                    raise ValueError(
+                        f"FP8 needs layers whose sizes are multiples of {UNIT}, and {name} has "
+                        f"{each.in_features} and {each.out_features}: leave "
+                        "model.advanced.lora_fp8 out"
+                    )
+                layer.set_submodule(name, Fp8Linear(each))
+    if all(p.dtype != E4M3 for p in model.parameters()):
+        raise ValueError(
+            f"FP8 is for linear layers, and {type(base_model(model)).__name__} has none that is "
+            "frozen: leave model.advanced.lora_fp8 out"
+        )
 
 
 def save(policy: Policy, folder: str | os.PathLike[str]) -> Path:
@@ -338,7 +362,7 @@ def _as_saved(model: Any, dtype: torch.dtype | None) -> Any:
     """The model with its adapters folded in and its weights in a dtype, tied ones still one; where
     that is another model, a copy in the machine's memory, not the GPU's."""
     if hasattr(model, "merge_and_unload"):
-        is_packed = any(hasattr(p, "quant_state") for p in model.parameters())
+        is_packed = any(hasattr(p, "quant_state") or p.dtype == E4M3 for p in model.parameters())
         model = _written_out(model) if is_packed else _copied(model).cpu().merge_and_unload()
     return model if dtype in (None, model.dtype) else _copied(model, dtype)
 
@@ -352,12 +376,12 @@ def _copied(model: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def _written_out(model: Any) -> Any:
-    """A model with its adapters folded in whose weights are in 4 bits: as numbers again."""
+    """A model with its adapters folded in whose weights are in 4 or 8 bits: as numbers again."""
     base = base_model(model)
     with torch.no_grad():
         weights = {name: weight.to("cpu", base.dtype) for name, weight in merged(base)}
     config = copy.deepcopy(base.config)
-    del config.quantization_config
+    vars(config).pop("quantization_config", None)
     with torch.device("meta"):
         fresh = type(base)(config)
     fresh.load_state_dict(weights, strict=False, assign=True)

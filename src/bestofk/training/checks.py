@@ -59,15 +59,22 @@ def _check_sections(config: Config) -> None:
                 f"{name} looks like a secret, and a config is kept in the run's folder: put it "
                 "into the environment, where the libraries look for it (HF_TOKEN, WANDB_API_KEY, …)"
             )
-    if not model.lora_rank and (options.lora_alpha or options.lora_targets or options.lora_nf4):
+    of_lora = options.lora_alpha, options.lora_targets, options.lora_nf4, options.lora_fp8
+    if not model.lora_rank and any(of_lora):
         raise ValueError(
-            "model.advanced.lora_alpha, lora_targets and lora_nf4 belong to LoRA, and "
+            "model.advanced.lora_alpha, lora_targets, lora_nf4 and lora_fp8 belong to LoRA, and "
             "model.lora_rank = 0 trains every weight: set model.lora_rank, for example 16"
         )
-    if options.lora_nf4 and options.fsdp:
+    if options.lora_nf4 + options.lora_fp8 + options.fsdp > 1:
         raise ValueError(
-            "model.advanced.lora_nf4 holds the weights in 4 bits, which model.advanced.fsdp cannot "
-            "share out over processes: leave one of them out"
+            "model.advanced.lora_nf4 holds the weights in 4 bits, lora_fp8 in 8, and "
+            "model.advanced.fsdp can share out neither over processes: leave one of them out"
+        )
+    if options.lora_fp8 and (model.precision != "bf16" or sampling.server):
+        raise ValueError(
+            "with model.advanced.lora_fp8 sampler and learner compute in FP8 and bf16, got "
+            f"model.precision = {model.precision!r}, sampling.server = {sampling.server!r}: set "
+            "model.precision = 'bf16' and leave sampling.server out"
         )
     if not sampling.temperature:
         raise ValueError("sampling.temperature is above 0 in training, got 0")

@@ -22,8 +22,8 @@ PYTHON, CUDA = 0.5 * GIB, 0.6 * GIB
 """What the libraries take of the machine's memory, and of a GPU's."""
 CPU_CACHE = 4 * GIB
 """Keys and values that are held at once on CPU, at most; fewer rows are decoded together then."""
-NF4 = 0.52
-"""Bytes of a weight in 4 bits, with its scales."""
+NF4, FP8 = 0.52, 1.0
+"""Bytes of a weight in 4 bits and in 8, with its scales."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def footprint(
     frozen = bool(rank) and reduced and not options.fsdp
     trained = (shape.adapters(rank) if shape else 0.0) if rank else weights
     base = (2.0 if frozen else 4.0) * weights
-    if shape and frozen and options.lora_nf4:
-        base -= (2.0 - NF4) * shape.linear
+    if shape and frozen and (options.lora_nf4 or options.lora_fp8):
+        base -= (2.0 - (NF4 if options.lora_nf4 else FP8)) * shape.linear
     held = {
         "Python and libraries" if card is None else "CUDA itself": PYTHON if card is None else CUDA,
         "weights": base + (4.0 * trained if rank else 0.0),

@@ -159,6 +159,24 @@ def check_device(name: str) -> None:
         )
 
 
+FP8_FROM = (8, 9)
+"""Compute capability of the first GPUs with products in FP8 (Ada, Hopper)."""
+
+
+def check_fp8(name: str) -> None:
+    """Raise where the device has no products in FP8."""
+    import torch
+
+    on_gpu = name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
+    found = torch.cuda.get_device_capability(None if name == "auto" else name) if on_gpu else None
+    if found is None or found < FP8_FROM:
+        here = f"this one has {found[0]}.{found[1]}" if found else "this run is on CPU"
+        raise ValueError(
+            "model.advanced.lora_fp8 needs a GPU of compute capability 8.9 or higher (Ada, Hopper "
+            f"or later), and {here}: leave it out"
+        )
+
+
 class StopSignal:
     """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
 

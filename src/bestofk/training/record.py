@@ -291,6 +291,12 @@ def environment() -> dict[str, Any]:
     return facts
 
 
+IN_FP8 = (
+    ", its linear layers in FP8 (e4m3; weights with a scale per output, inputs with one per "
+    "token): `adapter/` belongs to these, and the weights here are these with the adapters added"
+)
+
+
 def model_card(settings: RunSettings, task: Task, lines: Sequence[Mapping[str, Any]]) -> str:
     """README.md of the final model."""
     steps = max((line["step"] for line in lines), default=0)
@@ -313,7 +319,7 @@ tags: [bestofk, reinforcement-learning, best-of-n]
 
 Trained with bestofk for **{objective.text}** (k = {objective.k}; its expected update is {claim}: {why}) on {data} (licence of the data: {task.licence}).
 
-- start: `{path}`{f", LoRA of rank {rank}" if rank else ""}
+- start: `{path}`{f", LoRA of rank {rank}" if rank else ""}{IN_FP8 if settings.model.advanced.lora_fp8 else ""}
 - rollouts: {steps} steps × {sampling.prompts_per_step} prompts × n = {sampling.samples_per_prompt} samples, temperature {sampling.temperature:g}
 - loss: {settings.loss.name}, {settings.off_policy.inner_steps} optimiser step(s) per batch, off-policy weights: {objective.off_policy}
 - seed {settings.run.seed}; {versions}

@@ -43,7 +43,7 @@ from bestofk.training.checks import (
     check_resumed,
     metrics_of,
 )
-from bestofk.training.processes import check_device
+from bestofk.training.processes import check_device, check_fp8
 
 HELD_OUT = 64
 """Rows held out for evaluation, or 5 % where that is more: by hash, so about as many. None where
@@ -132,6 +132,8 @@ def resolve(
     facts = look_at_model(config.model, dry=dry)
     if not dry:
         check_device(config.model.device)
+        if config.model.advanced.lora_fp8:
+            check_fp8(config.model.device)
     decide(by_model(config, facts))
     decide(by_data(config, rows, dry=dry))
     decide(by_machine(config))

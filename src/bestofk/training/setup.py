@@ -94,6 +94,7 @@ def load_policy(
             alpha=options.lora_alpha,
             targets=options.lora_targets,
             nf4=options.lora_nf4,
+            fp8=options.lora_fp8,
         )
 
     def load(lora: models.Lora | None) -> models.Policy:

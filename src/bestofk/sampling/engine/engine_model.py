@@ -8,7 +8,8 @@ In bfloat16 everything is rounded where the learner rounds it under autocast. Pr
 bfloat16, gains of norms and the sum that layers add to keep the policy's dtype, logits are float32.
 
 LoRA adapters are low-rank products of their own beside those of the frozen weights, which are the
-policy's tensors: nothing is held twice, and a small change is not lost in the rounding of a sum.
+policy's tensors (in FP8 too): nothing is held twice, and a small change is not lost in the rounding
+of a sum.
 Adapters of other kinds are added into a copy of the weights.
 """
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from bestofk.fp8 import E4M3
 from bestofk.model_facts import adapted_modules, base_model, decoder_layers, merged
 from bestofk.sampling.engine.attention_interface import BACKEND, CannotRun, engine_attention
 from bestofk.sampling.engine.layers import FusedModel, fused_model
@@ -63,13 +65,14 @@ class EngineModel:
         self.merging = None in adapters.values()
         """Whether adapters are added into the weights, being of a kind that is not a product."""
         weights = _weights_below(base, adapters)
-        self.copies = copied or self.merging or {p.dtype for p in weights} != {dtype}
+        kinds = {p.dtype for p in weights}
+        if E4M3 in kinds and (copied or self.merging):
+            raise CannotRun("its weights are in FP8, and not all adapters are products beside them")
+        self.copies = copied or self.merging or kinds - {E4M3} != {dtype}
         """Whether the weights are a copy, to be refreshed."""
         self.reloads = copied or self.merging or any(p.requires_grad for p in weights)
         """Whether that copy is to be made anew for each call: frozen weights are copied once."""
         self.loads = 0
-        self.shared_names: set[str] = set()
-        """Names of the policy's tensors that need no copy although the others do."""
         ranks = {
             name: sum(len(one.down) for one in parts or ()) for name, parts in adapters.items()
         }
@@ -82,6 +85,8 @@ class EngineModel:
             lambda module, args, out: out.to(residual)
         )
         self.weights = dict(self.model.named_parameters())
+        self.shared_names = {name for name, p in self.weights.items() if p.dtype == E4M3}
+        """Names of the policy's tensors that need no copy although the others do."""
         if self.copies and not copied and not self.merging:
             self._share_embedding(base)
         self.adapters = {
@@ -133,7 +138,7 @@ class EngineModel:
             cast, embedding.weight = embedding.weight, theirs.weight
             if all(cast is not weight for weight in self.model.parameters()):  # no head's either
                 self.weights = {n: w for n, w in self.weights.items() if w is not cast}
-                self.shared_names = {n for n, w in base.named_parameters() if w is theirs.weight}
+                self.shared_names |= {n for n, w in base.named_parameters() if w is theirs.weight}
 
     def _copy(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         targets: list[Tensor] = []
@@ -238,7 +243,7 @@ class EngineModel:
         if not attention or len(attention) != layers:
             raise CannotRun(f"{len(attention)} of its {layers} layers use the attention interface")
         if self.joins_products:
-            join_products(self.model, calls)
+            join_products(self.model, calls, self.dtype)
         return attention
 
 
@@ -261,7 +266,7 @@ def _weights_below(base: Any, adapted: Any) -> list[nn.Parameter]:
 
 
 def _copied(base: Any, dtype: torch.dtype, new: bool, ranks: dict[str, int]) -> Any:
-    """The module tree again; parameters shared, or new ones of the given dtype.
+    """The module tree again; parameters shared, or new ones of the given dtype (not those in FP8).
 
     Args:
         ranks: of the layers whose adapters are products of their own.
@@ -273,8 +278,11 @@ def _copied(base: Any, dtype: torch.dtype, new: bool, ranks: dict[str, int]) -> 
         kind = dtype if p.is_floating_point() or hasattr(p, "quant_state") else p.dtype
         if p.dim() < 2 and id(p) not in biases and p.is_floating_point():
             kind = torch.promote_types(dtype, p.dtype)  # gains of norms
-        fresh = torch.empty(shape, dtype=kind, device=p.device) if new else p
-        memo[id(p)] = nn.Parameter(fresh, requires_grad=False) if new else p
+        if not new or p.dtype == E4M3:
+            memo[id(p)] = p
+        else:
+            fresh = torch.empty(shape, dtype=kind, device=p.device)
+            memo[id(p)] = nn.Parameter(fresh, requires_grad=False)
     copied = copy.deepcopy(base, memo)
     for at, parent in list(copied.named_modules()):
         for name, child in list(parent.named_children()):

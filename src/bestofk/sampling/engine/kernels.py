@@ -6,6 +6,8 @@ product, and the activation or the sum after it, are part of the product's kerne
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from bestofk.fp8 import E4M3, EXPONENT, INVERSE, LEAST, TOP, Fp8Weight, scaled_product
 from bestofk.sampling.engine.operands import PART, TILED, Adapter, Rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -533,6 +536,42 @@ def gate_kernel(X, OUT, N, B: tl.constexpr, PDL: tl.constexpr):  # type: ignore[
     tl.store(OUT + row * N + n, value.to(OUT.dtype.element_ty), mask=n < N)
 
 
+@triton.jit
+def quantise_kernel(  # type: ignore[no-untyped-def]
+    X, OUT, SCALE, K, KP: tl.constexpr, EXPONENT: tl.constexpr, INVERSE: tl.constexpr,
+    TOP: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A row of X in e4m3, and the power of two that it is to be multiplied by."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, KP)
+    hand_over(PDL)
+    x = tl.load(X + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(x), 0), LEAST)
+    exponent = largest.to(tl.int32, bitcast=True) & EXPONENT
+    inverse = (INVERSE - exponent).to(tl.float32, bitcast=True)
+    tl.store(OUT + row * K + k, (x * (TOP * inverse)).to(OUT.dtype.element_ty), mask=k < K)
+    tl.store(SCALE + row, exponent.to(tl.float32, bitcast=True) * (1 / TOP))
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`fp8.quantised` of rows (R, K) in bfloat16."""
+    x, width, pdl = x.contiguous(), x.shape[1], dependent()
+    values = torch.empty_like(x, dtype=E4M3)
+    scale = torch.empty(len(x), 1, device=x.device)
+    quantise_kernel[(len(x),)](
+        x, values, scale, width, KP=power(width), EXPONENT=EXPONENT, INVERSE=INVERSE, TOP=TOP,
+        LEAST=LEAST, PDL=pdl, launch_pdl=pdl, num_warps=16 if width > 4096 else 4,
+    )  # fmt: skip
+    return values, scale
+
+
+def linear(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
+    """`plain_kernels.linear`."""
+    if isinstance(weight, Tensor):
+        return F.linear(x, weight, bias)
+    return scaled_product(*quantised(x), weight, bias, x.dtype)
+
+
 def blocks(bytes_each: int) -> dict[str, int]:
     """Sizes of a program's part of the product: enough programs, and enough in flight for each."""
     if bytes_each > 2:
@@ -559,9 +598,9 @@ def launch(
     return out
 
 
-def in_one(rows: int, adapter: Adapter | None) -> bool:
+def in_one(weight: Tensor | Fp8Weight, rows: int, adapter: Adapter | None) -> TypeGuard[Tensor]:
     """Whether our kernel takes a product of so many rows."""
-    return rows <= FEW_ROWS and adapter is None
+    return rows <= FEW_ROWS and adapter is None and isinstance(weight, Tensor)
 
 
 def norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -575,28 +614,28 @@ def norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, dtype: torch
 
 
 def normed_linear(
-    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor | Fp8Weight,
     bias: Tensor | None, adapter: Adapter | None = None,
 ) -> Tensor:  # fmt: skip
     """linear(norm(x += delta)), and what adapters add."""
-    if delta is None and in_one(len(x), adapter):
+    if delta is None and in_one(weight, len(x), adapter):
         out = torch.empty(len(x), len(weight), dtype=weight.dtype, device=x.device)
         return launch(x, weight, out, bias=bias, gain=gain, eps=eps)
     normed = norm(x, delta, gain, eps, weight.dtype)
-    return add_adapter(F.linear(normed, weight, bias), normed, adapter)
+    return add_adapter(linear(normed, weight, bias), normed, adapter)
 
 
 def gated(
-    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor | Fp8Weight,
     adapter: Adapter | None = None,
 ) -> Tensor:  # fmt: skip
     """silu(gate) · up of norm(x += delta)."""
-    size = len(weight) // 2
+    size = weight.shape[0] // 2
     out = torch.empty(len(x), size, dtype=weight.dtype, device=x.device)
-    if delta is None and in_one(len(x), adapter):
+    if delta is None and in_one(weight, len(x), adapter):
         return launch(x, weight, out, gain=gain, eps=eps, pair=True)
     normed, pdl = norm(x, delta, gain, eps, weight.dtype), dependent()
-    both = add_adapter(F.linear(normed, weight), normed, adapter)
+    both = add_adapter(linear(normed, weight), normed, adapter)
     gate_kernel[(len(x), triton.cdiv(size, 1024))](
         both, out, size, B=1024, PDL=pdl, launch_pdl=pdl, num_warps=4
     )
@@ -604,13 +643,13 @@ def gated(
 
 
 def add_linear(
-    x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None
+    x: Tensor, weight: Tensor | Fp8Weight, into: Tensor, adapter: Adapter | None = None
 ) -> Tensor | None:
     """into += linear(x), or what the next norm has to add."""
-    if in_one(len(x), adapter):
+    if in_one(weight, len(x), adapter):
         launch(x, weight, into, add=True)
         return None
-    return add_adapter(F.linear(x, weight), x, adapter)
+    return add_adapter(linear(x, weight), x, adapter)
 
 
 def add_adapter(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:

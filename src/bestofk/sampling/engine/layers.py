@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bestofk.agreement.tolerances import LAYERS
+from bestofk.fp8 import Fp8Weight
 from bestofk.precision import float32_product
 from bestofk.sampling.engine import plain_kernels
+from bestofk.sampling.engine.linear_layers import LINEAR, operand
 from bestofk.sampling.engine.operands import Adapter, Rotation
 from bestofk.sampling.engine.state import AttentionLayer
 
@@ -86,13 +88,13 @@ class FusedLayer:
     attention: AttentionLayer
     first: Tensor
     first_eps: float
-    qkv: Tensor
+    qkv: Tensor | Fp8Weight
     qkv_bias: Tensor | None
-    out: Tensor
+    out: Tensor | Fp8Weight
     second: Tensor
     second_eps: float
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | Fp8Weight
+    down: Tensor | Fp8Weight
     query_gain: Tensor | None = None
     key_gain: Tensor | None = None
     head_eps: float = 0.0
@@ -105,6 +107,8 @@ class FusedLayer:
         """The same in float32."""
 
         def cast(value: Any) -> Any:
+            if isinstance(value, Fp8Weight):
+                return value._replace(dtype=torch.float32)
             if isinstance(value, tuple):
                 return tuple(map(cast, value))
             return value.float() if isinstance(value, Tensor) else value
@@ -253,7 +257,7 @@ def fused_model(model: Any, attention_layers: list[Any]) -> FusedModel | None:
         if getattr(rotary, "rope_type", "default") not in FIXED or head.bias is not None:
             return None
         layers = [
-            _layer(each, attends)
+            _layer(each, attends, head.weight.dtype)
             for each, attends in zip(decoder.layers, attention_layers, strict=True)
         ]
         last, eps = _norm(decoder.norm)
@@ -269,7 +273,7 @@ def _norm(module: Any) -> tuple[Tensor, float]:
     return module.weight, float(eps)
 
 
-def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
+def _layer(module: Any, attends: AttentionLayer, dtype: torch.dtype) -> FusedLayer:
     from transformers.activations import ACT2FN
 
     attention, mlp = module.self_attn, module.mlp
@@ -283,7 +287,7 @@ def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
         and type(mlp.act_fn) is type(ACT2FN["silu"])
         and len(getattr(qkv, "sizes", ())) == 3
         and len(getattr(gate_up, "sizes", ())) == 2
-        and all(type(each) is nn.Linear or hasattr(each, "adapter") for each in outputs)
+        and all(type(each) in LINEAR for each in outputs)
         and all(each.bias is None for each in (gate_up, *outputs))
     )
     if not is_common:
@@ -299,10 +303,10 @@ def _layer(module: Any, attends: AttentionLayer) -> FusedLayer:
         *_norm(module.input_layernorm),
         qkv.weight,
         qkv.bias,
-        attention.o_proj.weight,
+        operand(attention.o_proj, dtype),
         *_norm(module.post_attention_layernorm),
         gate_up.weight,
-        mlp.down_proj.weight,
+        operand(mlp.down_proj, dtype),
         **gains,
         qkv_adapter=qkv.adapter,
         out_adapter=getattr(attention.o_proj, "adapter", None),

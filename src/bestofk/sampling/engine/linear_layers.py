@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from bestofk.fp8 import Fp8Linear, Fp8Weight
 from bestofk.precision import float32_product
 from bestofk.sampling.engine.operands import Adapter
-from bestofk.sampling.engine.plain_kernels import plus
+from bestofk.sampling.engine.plain_kernels import linear, plus
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers that are applied to one input, in this order."""
@@ -28,13 +28,20 @@ def plain_linear(layer: Any) -> nn.Linear:
     return linear
 
 
+def operand(layer: Any, dtype: torch.dtype) -> Tensor | Fp8Weight:
+    """The weight of a linear layer whose inputs have this dtype."""
+    scale = getattr(layer, "row_scale", None)
+    return layer.weight if scale is None else Fp8Weight(layer.weight, scale, dtype)
+
+
 class AdaptedLinear(nn.Module):
     """A linear layer and its adapters, as products beside its own."""
 
-    def __init__(self, linear: Any, rank: int, dtype: torch.dtype) -> None:
+    def __init__(self, layer: Any, rank: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.row_scale: Tensor | None = getattr(layer, "row_scale", None)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
         like: dict[str, Any] = {"dtype": dtype, "device": self.weight.device}
         self.adapter: Adapter = (
             torch.zeros(rank, self.in_features, **like),
@@ -42,7 +49,7 @@ class AdaptedLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return plus(F.linear(x, self.weight, self.bias), x, self.adapter)
+        return plus(linear(x, operand(self, x.dtype), self.bias), x, self.adapter)
 
 
 class Float32Head(nn.Module):
@@ -59,13 +66,13 @@ class Float32Head(nn.Module):
         return logits if self.bias is None else logits + self.bias.float()
 
 
-LINEAR = (nn.Linear, AdaptedLinear)
+LINEAR = (nn.Linear, AdaptedLinear, Fp8Linear)
 
 
 class JoinedLinear(nn.Module):
     """One of several linear layers of the same input: the first computes the product of all."""
 
-    def __init__(self, joined: tuple[Tensor, Tensor | None], adapter: Adapter | None,
+    def __init__(self, joined: tuple[Tensor | Fp8Weight, Tensor | None], adapter: Adapter | None,
                  box: list[Any], sizes: list[int], part: int) -> None:  # fmt: skip
         super().__init__()
         self.weight, self.bias = joined
@@ -73,7 +80,7 @@ class JoinedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.part == 0:
-            product = plus(F.linear(x, self.weight, self.bias), x, self.adapter)
+            product = plus(linear(x, self.weight, self.bias), x, self.adapter)
             self.box[0] = product.split(self.sizes, -1)
         mine: Tensor = self.box[0][self.part]
         if self.part == len(self.sizes) - 1:
@@ -81,7 +88,7 @@ class JoinedLinear(nn.Module):
         return mine
 
 
-def join_products(model: nn.Module, calls: list[tuple[nn.Module, int]]) -> None:
+def join_products(model: nn.Module, calls: list[tuple[nn.Module, int]], dtype: torch.dtype) -> None:
     """Make one product of those that were seen to follow each other with the same input."""
     order = {id(module): (at, source) for at, (module, source) in enumerate(calls)}
     once = len(order) == len(calls)
@@ -96,14 +103,18 @@ def join_products(model: nn.Module, calls: list[tuple[nn.Module, int]]) -> None:
             )
             if not follow or len({source for _, source in places}) != 1:
                 continue
-            _join(parent, names, parts)
+            _join(parent, names, parts, dtype)
 
 
-def _join(parent: nn.Module, names: tuple[str, ...], parts: list[Any]) -> None:
-    if len({p.bias is None for p in parts}) != 1:
+def _join(parent: nn.Module, names: tuple[str, ...], parts: list[Any], dtype: torch.dtype) -> None:
+    weights = [operand(p, dtype) for p in parts]
+    if len({(p.bias is None, isinstance(w, Fp8Weight)) for p, w in zip(parts, weights)}) != 1:
         return
     sizes = [p.out_features for p in parts]
-    weight = _stacked([p.weight for p in parts])
+    values = _stacked([p.weight for p in parts])
+    weight: Tensor | Fp8Weight = values
+    if isinstance(weights[0], Fp8Weight):
+        weight = Fp8Weight(values, torch.cat([p.row_scale for p in parts]), dtype)
     bias = None if parts[0].bias is None else _stacked([p.bias for p in parts])
     adapter = _stacked_adapter([getattr(p, "adapter", None) for p in parts], sizes)
     box: list[Any] = [None]

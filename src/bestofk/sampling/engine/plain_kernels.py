@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bestofk.fp8 import Fp8Weight, product
 from bestofk.sampling.draw import draw
 from bestofk.sampling.engine.operands import Adapter, Rotation, SlotField
 from bestofk.sampling.sampler import Sampling
@@ -116,17 +117,22 @@ def norm(x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, dtype: torch
     return normed.to(dtype)
 
 
+def linear(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
+    """x times the weight, transposed."""
+    return F.linear(x, weight, bias) if isinstance(weight, Tensor) else product(x, weight, bias)
+
+
 def normed_linear(
-    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor | Fp8Weight,
     bias: Tensor | None, adapter: Adapter | None = None,
 ) -> Tensor:  # fmt: skip
     """linear(norm(x += delta)), and what adapters add."""
     normed = norm(x, delta, gain, eps, weight.dtype)
-    return plus(F.linear(normed, weight, bias), normed, adapter)
+    return plus(linear(normed, weight, bias), normed, adapter)
 
 
 def gated(
-    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor,
+    x: Tensor, delta: Tensor | None, gain: Tensor, eps: float, weight: Tensor | Fp8Weight,
     adapter: Adapter | None = None,
 ) -> Tensor:  # fmt: skip
     """silu(gate) · up of norm(x += delta)."""
@@ -135,10 +141,10 @@ def gated(
 
 
 def add_linear(
-    x: Tensor, weight: Tensor, into: Tensor, adapter: Adapter | None = None
+    x: Tensor, weight: Tensor | Fp8Weight, into: Tensor, adapter: Adapter | None = None
 ) -> Tensor | None:
     """What is to be added to `into`, which some kernels do at once."""
-    return plus(F.linear(x, weight), x, adapter)
+    return plus(linear(x, weight), x, adapter)
 
 
 def plus(out: Tensor, x: Tensor, adapter: Adapter | None) -> Tensor:
