@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -268,3 +269,19 @@ def test_a_step_says_that_tools_fail_and_replies_do_not_fit():
     assert groups_text(line) == "signal 0/4 groups, 75% cut off"
     line |= {"tool_errors": 5.78125, "ended_by": {"answer": 1.0}}
     assert groups_text(line) == "signal 0/4 groups, 5.781 tool errors a trajectory"
+
+
+def test_sampling_says_why_nothing_is_scored(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("odd.py").write_text(
+        "class Odd:\n    def reset(self):\n        pass\n"
+        "    def __call__(self, text):\n        return None\n"
+        "    def get_reward(self):\n        return 1 / 0\n"
+    )
+    words = (
+        "--task countdown --environment odd.py:Odd --problems 1 --n 2 --device cpu --out a.jsonl"
+    )
+    assert sample_command.main(["tiny-countdown", *words.split(" ")]) == 0
+    said = capsys.readouterr().err
+    assert "2 samples could not be scored, 2 of them because Odd.get_reward raised at" in said
+    assert "ZeroDivisionError" in said

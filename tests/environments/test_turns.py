@@ -477,7 +477,9 @@ def test_what_a_run_records_of_an_environment_names_it_again():
         assert again.makers.keys() == as_environment(source).makers.keys()
         for name, make in again.makers.items():
             assert tools_of(make()).keys() == tools_of(as_environment(source).makers[name]()).keys()
-    with pytest.raises(ValueError, match="an environment is a class, a list of functions"):
+    with pytest.raises(
+        ValueError, match=r"with names \(a=file.py:A,b=file.py:B; in Python a dict\)"
+    ):
         as_environment([Guess, Echo])
 
 

@@ -19,13 +19,13 @@ from bestofk.cli._options import VerbOptions, argument, option, parsed
 from bestofk.cli._terminal import bar
 from bestofk.config import read
 from bestofk.environments.limits import TurnLimits
-from bestofk.messages import is_quiet, say_aside
+from bestofk.messages import counted, is_quiet, say_aside
 from bestofk.sampling.sampler import Sampling
 from bestofk.sections import NaturalNumber
 
 if TYPE_CHECKING:
     from bestofk.environments.author_class import EnvironmentClasses
-    from bestofk.rewards import BatchVerifier
+    from bestofk.rewards import BatchVerifier, UnscoredGuard
     from bestofk.sampling.endpoint import Cap, Usage
     from bestofk.types import Prompt
 
@@ -260,9 +260,10 @@ def sample(job: SampleOptions) -> Path:
     """Draw what is missing, score it, and return the file."""
     from bestofk.rewards import UnscoredGuard
 
+    guard = UnscoredGuard(share=0.05)
     with (
         problems_of(job) as (prompts, judge),
-        SampleFile(job.file, run_of(job), prompts, judge, UnscoredGuard(share=0.05)) as file,
+        SampleFile(job.file, run_of(job), prompts, judge, guard) as file,
     ):
         missing, total = file.missing(job.n), len(prompts) * job.n
         to_draw = sum(map(len, missing.values()))
@@ -273,7 +274,16 @@ def sample(job: SampleOptions) -> Path:
                 with drawer_of(job, missing, file) as draw:
                     draw(file, missing, sampling=job.sampling, seed=job.seed, advance=advance)
     say_aside(f"{job.file}: {total:,} samples")
+    say_unscored("sample", guard)
     return job.file
+
+
+def say_unscored(verb: str, guard: UnscoredGuard) -> None:
+    """How many samples could not be scored, and the most frequent reason."""
+    if guard.unscored:
+        ((reason, times),) = guard.reasons.most_common(1)
+        print(f"bestofk {verb}: {counted(guard.unscored, 'sample')} could not be scored, "
+              f"{times} of them because {reason}", file=sys.stderr)  # fmt: skip
 
 
 @contextlib.contextmanager

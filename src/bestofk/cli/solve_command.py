@@ -15,7 +15,7 @@ from pydantic import Field
 from bestofk.cli._files import json_pairs
 from bestofk.cli._options import option, parsed
 from bestofk.cli._terminal import bar, say
-from bestofk.cli.sample_command import SampleOptions, drawer_of, problems_of, run_of
+from bestofk.cli.sample_command import SampleOptions, drawer_of, problems_of, run_of, say_unscored
 from bestofk.deploy.choosing import (
     Chooser,
     Planned,
@@ -144,10 +144,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps(result))
     else:
         show(result)
-    if guard.unscored:
-        ((reason, times),) = guard.reasons.most_common(1)
-        print(f"bestofk solve: {counted(guard.unscored, 'sample')} could not be scored, "
-              f"{times} of them because {reason}", file=sys.stderr)  # fmt: skip
+    say_unscored("solve", guard)
     if error is not None:
         print(f"bestofk solve: {error}", file=sys.stderr)
     return 0 if error is None else 1

@@ -181,7 +181,8 @@ def as_environment(source: Any) -> EnvironmentClasses:
         )
     if not callable(source):
         raise ValueError(
-            f"an environment is a class, a list of functions, or a dict of those, got {source!r}"
+            "an environment is a class, a list of functions, or several of those with names "
+            f"(a=file.py:A,b=file.py:B; in Python a dict), got {source!r}"
         )
     return EnvironmentClasses({"": source})
 
