@@ -193,15 +193,23 @@ def test_sampler_and_learner_share_the_weights_and_are_one_policy(
 
 
 def test_in_bfloat16_they_are_as_near_as_a_run_needs_and_the_policy_below_is_farther() -> None:
-    """What one rounds up and the other down in bfloat16 may become neighbours in e4m3."""
+    """What one rounds up and the other down in bfloat16 may become neighbours in e4m3, so the sum
+    that layers add to is float32 in both."""
     policies = [load("tiny-countdown", dtype="bfloat16", lora=Lora(rank=2, fp8=fp8))
                 for fp8 in (True, False)]  # fmt: skip
     prompts = [Prompt(str(i), f"{i} {2 * i + 1} 7 2 = 24:", "test") for i in range(1, 33)]
     sampler = GroupSampler(policies[0].model, policies[0].tokenizer, precision="bf16")
     groups = sampler.sample(prompts, seed=1, sampling=SAMPLING)
     own, other = (gaps(Learner(each.model, precision="bf16"), groups).mean() for each in policies)
-    assert own < 0.9 * other
+    assert own < 0.7 * other  # 0.48 here; 0.8 with the sum in bfloat16
     assert own < SAMPLER.limit(reduced=True)
+    embedding = policies[0].model.get_input_embeddings()
+    engine = sampler.resident.engine_model
+    assert engine is not None
+    assert engine.model.get_input_embeddings()(torch.arange(3)).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert embedding(torch.arange(3)).dtype == torch.float32
+    assert embedding(torch.arange(3)).dtype == torch.bfloat16  # as the model's own checks need it
 
 
 def test_adapters_that_are_no_products_leave_sampling_to_transformers() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -312,8 +312,17 @@ def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
     return adapted
 
 
+def _in_float32_under_autocast(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+    return out.float() if torch.is_autocast_enabled(out.device.type) else out
+
+
 def _freeze_in_fp8(model: Any) -> None:
-    """Replace the decoder's frozen linear layers; what adapters are made of is trained."""
+    """Replace the decoder's frozen linear layers; what adapters are made of is trained.
+
+    The sum that layers add to is float32 then, as where all weights are trained: what bfloat16
+    rounds differently in sampler and learner, e4m3 makes larger.
+    """
+    model.get_input_embeddings().register_forward_hook(_in_float32_under_autocast)
     for layer in decoder_layers(base_model(model)):
         for name, each in list(layer.named_modules()):
             if type(each) is nn.Linear and not each.weight.requires_grad:

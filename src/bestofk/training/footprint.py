@@ -169,13 +169,14 @@ def _learning(
     all_trained = trained == shape.parameters
     on_gpu = card is not None
     compiled = on_gpu and reduced and shape.parameters >= WORTH
-    layer = _kept(shape, batch, reduced=reduced, frozen=bool(rank), compiled=compiled)
+    narrow = bool(rank) and not model.advanced.lora_fp8  # the sum that layers add to
+    layer = _kept(shape, batch, reduced=reduced, narrow=narrow, compiled=compiled)
     if not (on_gpu and reduced):  # keys and values are gathered for each row
         context = batch.rows * (batch.prompt + batch.new)
         layer += context * (2 * shape.queries + batch.new) * (2 if reduced else 4)
     saved, recomputed = layer * (shape.layers + 1), 0.0  # one more: what backward makes of one
     if model.advanced.gradient_checkpointing:
-        state = 2 if rank and reduced else 4
+        state = 2 if narrow and reduced else 4
         saved, recomputed = batch.tokens * state * shape.hidden * shape.layers, 2 * layer
     casts = 2.0 * shape.linear if reduced and all_trained else 0.0
     at_once = min(LOGITS if on_gpu else CHUNK, batch.rows * batch.new * shape.vocabulary)
@@ -193,13 +194,13 @@ def _learning(
 
 
 def _kept(
-    shape: Shape, batch: LargestBatch, *, reduced: bool, frozen: bool, compiled: bool
+    shape: Shape, batch: LargestBatch, *, reduced: bool, narrow: bool, compiled: bool
 ) -> float:
     """Bytes that a layer keeps for its backward pass, without each row's context."""
     if compiled:
-        each = 8 * shape.hidden if frozen else 10 * shape.hidden
+        each = 8 * shape.hidden if narrow else 10 * shape.hidden
         return batch.tokens * (each + 4 * (shape.queries + shape.keys) + 6 * shape.inner)
-    each = 20 * shape.hidden if frozen else 28 * shape.hidden
+    each = 20 * shape.hidden if narrow else 28 * shape.hidden
     return batch.tokens * (each + (4 if reduced else 8) * (shape.queries + 2 * shape.inner))
 
 

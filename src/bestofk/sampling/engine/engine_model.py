@@ -77,10 +77,11 @@ class EngineModel:
             name: sum(len(one.down) for one in parts or ()) for name, parts in adapters.items()
         }
         self.model = _copied(base, dtype, self.copies, {} if self.merging else ranks)
-        # What the learner's layers add to has the embedding's dtype, and that of weights at least.
+        # What the learner's layers add to has the embedding's dtype, and that of weights at least;
+        # above weights in FP8 it is float32.
         embedding = base.get_input_embeddings().weight
         kind = embedding.dtype if embedding.is_floating_point() else dtype
-        residual = torch.promote_types(kind, dtype)
+        residual = torch.float32 if E4M3 in kinds else torch.promote_types(kind, dtype)
         self.model.get_input_embeddings().register_forward_hook(
             lambda module, args, out: out.to(residual)
         )
