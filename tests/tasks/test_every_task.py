@@ -85,6 +85,8 @@ def test_every_train_command_of_a_recipe_runs(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(readme.parents[1])
     for words in commands(readme):
+        if "wandb" in words:
+            continue  # needs an account
         if "--resume" in words:
             assert main(words) == 0
             continue
@@ -93,7 +95,9 @@ def test_every_train_command_of_a_recipe_runs(
                 "--evaluation.prompts", "2", "--optimizer.warmup_steps", "1"]  # fmt: skip
         if "-tiny" not in readme.parent.name:
             less += ["--model.path", model, "--model.lora_rank", "0", "--sampling.engine", "auto",
-                         "--task.options.limit", "40"]  # fmt: skip
+                     "--sampling.server", ""]  # fmt: skip
+            if "construct" not in readme.parent.name:  # whose problems are generated
+                less += ["--task.options.limit", "40"]
         assert main([*words, *less]) == 0
 
 
