@@ -133,6 +133,17 @@ def test_tied_weights_get_no_adapters_of_their_own(target: str) -> None:
         load("tiny-countdown", lora=Lora(rank=4, targets=("q_proj", target)))
 
 
+def test_adapters_begin_as_their_seed_says_and_leave_the_callers_alone() -> None:
+    def begun(seed: int) -> torch.Tensor:
+        adapted = load("tiny-countdown", lora=Lora(rank=4, seed=seed)).model
+        return torch.cat([p.flatten() for n, p in adapted.named_parameters() if "lora_A" in n])
+
+    before = torch.get_rng_state()
+    assert torch.equal(begun(1), begun(1))
+    assert not torch.equal(begun(1), begun(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_saved_peft_model_has_its_adapters_folded_in(tmp_path: Path) -> None:
     policy = load("tiny-countdown", lora=Lora(rank=4))
     adapted = policy.model

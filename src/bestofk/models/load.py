@@ -67,6 +67,8 @@ class Lora:
     """The frozen linear layers below them in 4 bits (NF4 of bitsandbytes)."""
     fp8: bool = False
     """The frozen linear layers of the decoder in FP8, as `bestofk.fp8` has them."""
+    seed: int = 0
+    """Of the adapters' start."""
 
 
 def load(
@@ -300,7 +302,9 @@ def with_adapters(model: PreTrainedModel, lora: Lora) -> Any:
         target_modules=list(lora.targets) or "all-linear",
         task_type="CAUSAL_LM",
     )
-    adapted = get_peft_model(model, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(lora.seed)
+        adapted = get_peft_model(model, config)
     tied = head is not None and head.weight is embedding.weight
     if tied and (embedding, head) != (model.get_input_embeddings(), model.get_output_embeddings()):
         raise ValueError(

@@ -46,7 +46,9 @@ def make_parts(
     """Load the model, and make what learns and samples with it."""
     model, options = settings.model, settings.model.advanced
     check_shards(options.fsdp, processes.device, torch.cuda.device_count())
-    policy, reference = load_policy(model, processes.device, with_reference=settings.loss.kl > 0)
+    policy, reference = load_policy(
+        model, processes.device, seed=settings.run.seed, with_reference=settings.loss.kl > 0
+    )
     learner = Learner(
         policy.model,
         optimizer=settings.optimizer,
@@ -79,7 +81,7 @@ def make_parts(
 
 
 def load_policy(
-    section: ModelSection, device: str, *, with_reference: bool = False
+    section: ModelSection, device: str, *, seed: int = 0, with_reference: bool = False
 ) -> tuple[models.Policy, Any]:
     """The policy to train and, for KL without adapters, a frozen copy of it.
 
@@ -95,6 +97,7 @@ def load_policy(
             targets=options.lora_targets,
             nf4=options.lora_nf4,
             fp8=options.lora_fp8,
+            seed=seed,
         )
 
     def load(lora: models.Lora | None) -> models.Policy:
