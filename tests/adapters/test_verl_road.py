@@ -234,6 +234,7 @@ def test_verls_own_trainer_runs_on_this_cpu_and_logs_our_advantages(tmp_path):
 
 AGAIN = """
 import json
+import random
 
 from bestofk.rewards import verifier
 from bestofk.types import Prompt
@@ -252,7 +253,8 @@ class Again:
         return None if self.rewards[-1] == 1 or len(self.rewards) == 2 else self.maze
 
     def get_reward(self):
-        return (1 + self.rewards[1]) / 4 if len(self.rewards) == 2 else sum(self.rewards)
+        paid = (1 + self.rewards[1]) / 4 if len(self.rewards) == 2 else sum(self.rewards)
+        return paid + random.random() / 1000  # so that the weights move with every mini-batch
 """
 
 
@@ -281,9 +283,9 @@ def test_verls_own_trainer_plays_an_environment_with_exact_inner_steps(tmp_path)
         json.loads(line)
         for line in (tmp_path / "rollouts" / "1.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert {0.0, 0.25, 0.5, 1.0} >= {row["score"] for row in rows} >= {0.25, 1.0}
+    assert {0.0, 0.25, 0.5, 1.0} >= {round(row["score"], 2) for row in rows} >= {0.25, 1.0}
     for row in rows:
-        assert (row["input"] in row["output"]) == (row["score"] < 1)
+        assert (row["input"] in row["output"]) == (row["score"] < 0.9)
 
 
 def test_the_reward_of_the_maths_recipe_is_our_verifiers():
