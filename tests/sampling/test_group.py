@@ -375,7 +375,7 @@ def test_lora_is_sampled_with_its_adapters_beside_shared_weights(targets: Any, r
     assert engine_model.fused_model is not None
     assert not engine_model.copies
     frozen = {p.data_ptr() for name, p in model.named_parameters() if "lora" not in name}
-    layer = engine_model.fused_model.layers[0]
+    layer: Any = engine_model.fused_model.layers[0]
     assert {t.data_ptr() for t in (layer.qkv, layer.gate_up, layer.out, layer.down)} <= frozen
     other = GroupSampler(model, TOKENIZER)  # another sampler of the policy, and the first again
     expected = ModelSampler(model, TOKENIZER).sample(PROMPTS, seed=1, sampling=sampling)
