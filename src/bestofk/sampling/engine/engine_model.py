@@ -43,6 +43,12 @@ AT_ONCE = 64
 """Tensors cast by one call: bounds what adapters need in between."""
 
 
+def _residual_dtype(base: Any, dtype: torch.dtype) -> torch.dtype:
+    """What the learner's layers add to has the embedding's dtype, and that of weights at least."""
+    embedding = base.get_input_embeddings().weight.dtype
+    return torch.promote_types(embedding, dtype) if embedding.is_floating_point else dtype
+
+
 class EngineModel:
     """The policy's modules with weights shared or cast, and its attention layers."""
 
@@ -77,11 +83,7 @@ class EngineModel:
             name: sum(len(one.down) for one in parts or ()) for name, parts in adapters.items()
         }
         self.model = _copied(base, dtype, self.copies, {} if self.merging else ranks)
-        # What the learner's layers add to has the embedding's dtype, and that of weights at least;
-        # above weights in FP8 it is float32.
-        embedding = base.get_input_embeddings().weight
-        kind = embedding.dtype if embedding.is_floating_point() else dtype
-        residual = torch.float32 if E4M3 in kinds else torch.promote_types(kind, dtype)
+        residual = torch.float32 if E4M3 in kinds else _residual_dtype(base, dtype)
         self.model.get_input_embeddings().register_forward_hook(
             lambda module, args, out: out.to(residual)
         )
